@@ -1,0 +1,89 @@
+"""The plugin registry: every family and task that an installed distribution offers under the entry-point group `dsplit`."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+
+import pluggy
+
+from dsplit import hookspecs
+from dsplit.errors import UsageError
+from dsplit.models.family import ModelFamily, Task
+
+
+@dataclass(frozen=True)
+class BrokenPlugin:
+    """A plugin that could not be used, and why."""
+
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Families and tasks by name, and the plugins that failed to load."""
+
+    families: Mapping[str, ModelFamily]
+    tasks: Mapping[str, Task]
+    broken: tuple[BrokenPlugin, ...]
+
+    def family(self, name: str) -> ModelFamily:
+        """The family called `name`; raises UsageError with the nearest names."""
+        return _pick(self.families, name, "model family", self.broken)
+
+    def task(self, name: str) -> Task:
+        """The task called `name`; raises UsageError with the nearest names."""
+        return _pick(self.tasks, name, "task", self.broken)
+
+    def supporting(self, task: str) -> list[ModelFamily]:
+        return [f for f in self.families.values() if task in f.tasks]
+
+
+@functools.cache
+def registry() -> Registry:
+    """All families and tasks of the installed plugins; a broken plugin is listed and harms no other."""
+    families: dict[str, ModelFamily] = {}
+    tasks: dict[str, Task] = {}
+    broken: list[BrokenPlugin] = []
+    for point in sorted(entry_points(group="dsplit"), key=lambda p: p.name):
+        try:
+            manager = pluggy.PluginManager("dsplit")
+            manager.add_hookspecs(hookspecs)
+            manager.register(point.load(), name=point.name)
+            manager.check_pending()
+            new_families = _named(manager.hook.dsplit_register_families(), ModelFamily, families)
+            new_tasks = _named(manager.hook.dsplit_register_tasks(), Task, tasks)
+            if not new_families and not new_tasks:
+                raise ValueError("it registers no family and no task")
+        except Exception as error:  # any fault of a stranger's module must stay its own
+            broken.append(BrokenPlugin(f"{point.name} ({point.value})", f"{type(error).__name__}: {error}"))
+            continue
+        families |= new_families
+        tasks |= new_tasks
+    return Registry(families, tasks, tuple(broken))
+
+
+def _named(results: list, kind: type, taken: Mapping) -> dict:
+    """The registered objects by name; raises where one has another type or a name that is taken."""
+    named: dict = {}
+    for thing in (t for result in results for t in result):
+        if not isinstance(thing, kind):
+            raise TypeError(f"it registers {thing!r}, which is no {kind.__name__}")
+        if thing.name in taken or thing.name in named:
+            raise ValueError(f"it registers '{thing.name}', a name that is taken")
+        named[thing.name] = thing
+    return named
+
+
+def _pick(things: Mapping, name: str, kind: str, broken: tuple[BrokenPlugin, ...]):  # type: ignore[no-untyped-def]
+    if name in things:
+        return things[name]
+    near = get_close_matches(name, things, n=3) or sorted(things)
+    message = f"unknown {kind} '{name}'; known: {', '.join(near)}"
+    if broken:
+        message += f" ({len(broken)} broken plugin(s): see `dsplit tasks`)"
+    raise UsageError(message)

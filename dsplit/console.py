@@ -72,10 +72,15 @@ class Progress:
             from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
             from rich.progress import Progress as Bar
 
-            self._bar = Bar(
-                TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"),
-                TimeRemainingColumn(), console=console,
-            )  # fmt: skip
+            figures = TextColumn("{task.fields[figures]}")
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                figures,
+                TimeRemainingColumn(),
+            )
+            self._bar = Bar(*columns, console=console)
             self._task = self._bar.add_task(escape(what), total=total, figures="")
 
     def __enter__(self) -> Progress:

@@ -201,7 +201,9 @@ def _makers(units: Sequence[Unit], given: set[str]) -> dict[str, Unit]:
             if output in makers:
                 raise UnitError(f"the value '{output}' has two writers: '{makers[output].name}' and '{u.name}'")
             if output in given:
-                raise UnitError(f"the value '{output}' comes from the data set or the task, but '{u.name}' makes it too")
+                raise UnitError(
+                    f"the value '{output}' comes from the data set or the task, but '{u.name}' makes it too"
+                )
             makers[output] = u
     return makers
 

@@ -17,7 +17,8 @@ class Column:
     """A column of the data set.
 
     kind: `file` (a path), `text`, `int` or `float`. default: what an absent or empty cell means; a required column has
-    no default. choices: the allowed texts, if few. minimum: the smallest number allowed.
+    no default. choices: the allowed texts, if few. minimum: the smallest number allowed. needed_with: required only in
+    rows where this other column has a value.
     """
 
     name: str
@@ -26,6 +27,10 @@ class Column:
     default: Any = None
     choices: tuple[str, ...] = ()
     minimum: float | None = None
+    needed_with: str = ""
+
+
+NEGATIVE_PROMPT = Column("negative_prompt", "text", required=False, default="")
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,11 @@ class Task:
     negative_if: Callable[[Mapping[str, Any]], bool] | None = None
 
 
+def classifier_free_guidance(positive: Any, negative: Any, scale: float) -> Any:
+    """The two predictions combined as in Ho & Salimans 2022: `negative + scale * (positive - negative)`."""
+    return negative + scale * (positive - negative)
+
+
 @dataclass(frozen=True)
 class ModelFamily:
     """A model family: its parts, its units, its denoiser, and how it is trained.
@@ -72,7 +82,9 @@ class ModelFamily:
     what the noise process asks for) of `noisy_latents` and `sigma`. noise: the noise process. tasks: task name -> True
     if the split of that task is verified by tests. config: config fields of the default weights that shape formulas
     read (`{"vae.z_dim": 16}`). offload: components not loaded per stage, where the split does not say it already.
-    defaults: family defaults of training options (`{"lr": 1e-4}`).
+    defaults: family defaults of training options (`{"lr": 1e-4}`). guide: `guide(positive, negative, scale)`, how the
+    family's own pipeline combines the two passes of classifier-free guidance. token_count: `token_count(prompt,
+    components)`, the tokens of a caption; those beyond token_limit are cut, which is warned of.
     """
 
     name: str
@@ -92,6 +104,9 @@ class ModelFamily:
     config: Mapping[str, Any] = field(default_factory=dict)
     offload: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    guide: Callable[[Any, Any, float], Any] = classifier_free_guidance
+    token_count: Callable[[str, Mapping[str, Any]], int] | None = None
+    token_limit: int = 0
 
     def component(self, name: str) -> Component:
         """The component called `name`; raises UsageError naming those that exist."""
@@ -103,7 +118,7 @@ class ModelFamily:
 
     @property
     def negative_units(self) -> tuple[Unit, ...]:
-        """The units that read `prompt`, once more for `negative_prompt`; they share the cached values of equal texts."""
+        """The units that read `prompt`, once more for `negative_prompt`; equal texts share their cached values."""
         return tuple(
             u.renamed(
                 u.name.replace("prompt", "negative_prompt"),
@@ -120,13 +135,20 @@ class ModelFamily:
             raise UsageError(f"{self.name} does not support the task '{task.name}' (it has {', '.join(self.tasks)})")
         units = (*self.units, *(self.negative_units if negative else ()), self.denoise)
         extra = tuple(o for u in self.negative_units for o in u.outputs) if negative else ()
-        columns = [c.name for c in (*self.columns, *task.columns)] + (["negative_prompt"] if negative else [])
+        columns = [c.name for c in self.columns_for(task)] + ["size"]
         for name in trainable:
             self.component(name)
         wanted = (*task.reads, *self.denoise.outputs, *extra, *(c.name for c in task.columns))
-        return split(
-            units, columns=columns, wanted=wanted, drawn=DRAWN, trainable=trainable or self.trainable
-        )
+        return split(units, columns=columns, wanted=wanted, drawn=DRAWN, trainable=trainable or self.trainable)
+
+    def columns_for(self, task: Task) -> tuple[Column, ...]:
+        """The columns that a data set for `task` may have; the family's declaration of a column wins."""
+        shared = {c.name: c for c in task.columns}
+        read = {i for u in self.units for i in u.inputs} | set(shared)
+        shared |= {c.name: c for c in self.columns if c.name in read}
+        if task.negative_if:
+            shared[NEGATIVE_PROMPT.name] = NEGATIVE_PROMPT
+        return tuple(shared.values())
 
     def offloaded(self, result: Split, stage: int) -> tuple[str, ...]:
         """The components that stage 1 or 2 does not load."""

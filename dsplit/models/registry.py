@@ -1,4 +1,4 @@
-"""The plugin registry: every family and task that an installed distribution offers under the entry-point group `dsplit`."""
+"""The plugin registry: the families and tasks that installed distributions offer (entry-point group `dsplit`)."""
 
 from __future__ import annotations
 

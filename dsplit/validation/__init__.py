@@ -1,0 +1,1 @@
+"""Validation: pictures with and without the LoRA, and the proof that split and unsplit training are the same."""

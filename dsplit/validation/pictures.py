@@ -1,0 +1,128 @@
+"""The before/after grid: each prompt once without and once with the LoRA, with captions that can be read."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+SMALL, LARGE = 256, 512  # a picture is shown with its longer side between these, in pixels
+WIDTH = 1680  # of a grid of several columns, at most
+MARGIN, GAP, LINE = 28, 8, 22
+PAGE, CARD, TEXT, FAINT = "#eceef1", "#ffffff", "#16181d", "#5f6673"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A prompt and seed, and the files of its two pictures."""
+
+    prompt: str
+    seed: int
+    base: Path
+    lora: Path
+
+
+def save_png(picture: Image.Image, path: Path) -> None:
+    """Writes `picture` as PNG at once or not at all; an older file of that name is replaced."""
+    buffer = io.BytesIO()
+    picture.save(buffer, format="PNG")
+    write(path, buffer.getvalue())
+
+
+def write(path: Path, content: bytes) -> None:
+    """Writes `content` under a temporary name beside `path`, then puts it in place."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+
+
+def shown(picture: Image.Image) -> Image.Image:
+    """`picture` at a size that people can look at.
+
+    A small one grows by a whole factor with hard pixel edges, so that nothing is prettier than it is; a large one shrinks.
+    """
+    longest = max(picture.size)
+    if longest < SMALL:
+        factor = SMALL // longest
+        return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.NEAREST)
+    if longest > LARGE:
+        picture = picture.copy()
+        picture.thumbnail((LARGE, LARGE), Image.Resampling.LANCZOS)
+    return picture
+
+
+def grid(pairs: Sequence[Pair], title: str, subtitle: str) -> Image.Image:
+    """An RGB picture of all `pairs` as cards: without the LoRA on the left, with it on the right, the prompt below.
+
+    All pictures must have one size, which is that of the first.
+    """
+    tile = shown(Image.open(pairs[0].base)).size
+    inner = 2 * tile[0] + GAP
+    across = max(1, min(len(pairs), (WIDTH - MARGIN) // (inner + 3 * MARGIN)))
+    captions = [wrap(f"{p.prompt}  (seed {p.seed})", font(17), inner) for p in pairs]
+    lines = max(map(len, captions))
+    card = (inner + 2 * MARGIN, LINE + 6 + tile[1] + 12 + LINE * lines + 2 * 20)
+    down = -(-len(pairs) // across)
+    header = MARGIN + 66
+    width = MARGIN + across * (card[0] + MARGIN)
+    titles = [*wrap(subtitle, font(17), width - 2 * MARGIN)]
+    header += LINE * (len(titles) - 1)
+    page = Image.new("RGB", (width, header + down * (card[1] + MARGIN)), PAGE)
+    pen = ImageDraw.Draw(page)
+    pen.text((MARGIN, MARGIN - 6), title, fill=TEXT, font=font(28))
+    pen.multiline_text((MARGIN, MARGIN + 34), "\n".join(titles), fill=FAINT, font=font(17))
+    for k, (pair, caption) in enumerate(zip(pairs, captions, strict=True)):
+        row, column = divmod(k, across)
+        corner = (MARGIN + column * (card[0] + MARGIN), header + row * (card[1] + MARGIN))
+        _draw_card(page, pair, caption, corner, card, tile)
+    return page
+
+
+def _draw_card(
+    page: Image.Image,
+    pair: Pair,
+    caption: list[str],
+    corner: tuple[int, int],
+    card: tuple[int, int],
+    tile: tuple[int, int],
+) -> None:
+    pen = ImageDraw.Draw(page)
+    x, y = corner
+    pen.rounded_rectangle((x, y, x + card[0], y + card[1]), radius=10, fill=CARD)
+    top = y + 20 + LINE + 6
+    for side, (label, path) in enumerate((("without LoRA", pair.base), ("with LoRA", pair.lora))):
+        left = x + MARGIN + side * (tile[0] + GAP)
+        pen.text((left, y + 18), label, fill=FAINT, font=font(16))
+        page.paste(shown(Image.open(path).convert("RGB")), (left, top))
+        # a white picture on a white card needs an edge to be seen
+        pen.rectangle((left - 1, top - 1, left + tile[0], top + tile[1]), outline="#d4d8de")
+    pen.multiline_text((x + MARGIN, top + tile[1] + 12), "\n".join(caption), fill=TEXT, font=font(17), spacing=5)
+
+
+def wrap(text: str, letters: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
+    """`text` in lines of at most `width` pixels, broken at spaces, and within a word only if it is wider than a line."""
+    lines = [""]
+    for word in text.split():
+        candidate = f"{lines[-1]} {word}".strip()
+        if letters.getlength(candidate) <= width:
+            lines[-1] = candidate
+            continue
+        if lines[-1]:
+            lines.append("")
+        for letter in word:
+            if letters.getlength(lines[-1] + letter) > width:
+                lines.append("")
+            lines[-1] += letter
+    return lines
+
+
+def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Pillow's own font, so that a grid looks the same on every machine."""
+    return ImageFont.load_default(size)

@@ -22,22 +22,29 @@ _OPERATORS: dict[type, Callable[[int, int], int]] = {
 def evaluate(formula: str, names: Mapping[str, Any]) -> tuple[int, ...]:
     """The shape that `formula` gives for H, W, F, L and config fields such as `vae.z_dim` in `names`.
 
-    Division rounds down. Raises UnitError for a name that `names` lacks or anything but + - * / and whole numbers.
+    Division rounds down; an empty formula is one number per row, `()`. Raises UnitError for a name that `names` lacks,
+    or anything but + - * / and whole numbers.
     """
     try:
-        tree = ast.parse(f"({formula},)", mode="eval").body
-        assert isinstance(tree, ast.Tuple)
-        return tuple(_number(node, names) for node in tree.elts)
-    except (SyntaxError, KeyError, AssertionError) as error:
+        return tuple(_number(part, names) for part in _parts(formula))
+    except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UnitError(f"shape formula '{formula}': cannot use {error}") from error
 
 
 def ragged_axis(formula: str) -> int | None:
-    """The axis whose length depends on L (the number of tokens), or None."""
-    for axis, part in enumerate(formula.split(",")):
-        if any(isinstance(n, ast.Name) and n.id == "L" for n in ast.walk(ast.parse(part.strip(), mode="eval"))):
+    """The axis whose length depends on L (the number of tokens), or None; raises UnitError as `evaluate` does."""
+    for axis, part in enumerate(_parts(formula)):
+        if any(isinstance(n, ast.Name) and n.id == "L" for n in ast.walk(part)):
             return axis
     return None
+
+
+def _parts(formula: str) -> list[ast.expr]:
+    try:
+        tree = ast.parse(f"({formula},)" if formula.strip() else "()", mode="eval").body
+    except SyntaxError as error:
+        raise UnitError(f"shape formula '{formula}': {error.msg}") from error
+    return tree.elts if isinstance(tree, ast.Tuple) else [tree]
 
 
 def _number(node: ast.expr, names: Mapping[str, Any]) -> int:

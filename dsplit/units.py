@@ -53,7 +53,7 @@ class Unit:
     def __call__(self, values: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:
         """The outputs by name, computed from `values` (by input name) and `components` (by component name).
 
-        Raises UnitError if the function does not give back exactly the declared outputs.
+        Raises UnitError if the function does not give back exactly the declared outputs; None is no value.
         """
         arguments = {self.parameters.get(name, name): values[name] for name in self.inputs}
         result = self.function(**arguments, **{name: components[name] for name in self.components})
@@ -63,6 +63,9 @@ class Unit:
                 f"unit '{self.name}' returned {len(results)} values, but declares {len(self.outputs)}: "
                 f"{', '.join(self.outputs)}"
             )
+        absent = [name for name, value in zip(self.outputs, results, strict=True) if value is None]
+        if absent:
+            raise UnitError(f"unit '{self.name}' returned None for {', '.join(absent)}")
         return dict(zip(self.outputs, results, strict=True))
 
     def renamed(self, name: str, **values: str) -> Unit:
@@ -109,10 +112,12 @@ def unit(
         name = function.__name__
         made, called = tuple(outputs.split()), tuple(components.split())
         parameters = inspect.signature(function).parameters
-        if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD) for p in parameters.values()):
-            raise UnitError(f"unit '{name}': *args and **kwargs hide what it reads; name every value")
+        if any(p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD, p.POSITIONAL_ONLY) for p in parameters.values()):
+            raise UnitError(f"unit '{name}': *args, **kwargs and / hide what it reads; name every value")
         if not made:
             raise UnitError(f"unit '{name}' declares no output")
+        if len(set(made)) < len(made) or set(made) & set(parameters):
+            raise UnitError(f"unit '{name}': a value is written once, by a unit that does not read it")
         missing = [c for c in called if c not in parameters]
         if missing:
             raise UnitError(f"unit '{name}' declares the components {', '.join(missing)}, but takes no such parameter")
@@ -196,7 +201,11 @@ def split(
 
 def _makers(units: Sequence[Unit], given: set[str]) -> dict[str, Unit]:
     makers: dict[str, Unit] = {}
+    names: set[str] = set()
     for u in units:
+        if u.name in names:
+            raise UnitError(f"two units are called '{u.name}'")
+        names.add(u.name)
         for output in u.outputs:
             if output in makers:
                 raise UnitError(f"the value '{output}' has two writers: '{makers[output].name}' and '{u.name}'")
@@ -222,7 +231,8 @@ def _order(units: Sequence[Unit], makers: Mapping[str, Unit], wanted: Iterable[s
         if u in done:
             return
         if u in open_:
-            raise UnitError("units read each other in a circle: " + " -> ".join(x.name for x in [*open_, u]))
+            circle = [*open_[open_.index(u) :], u]
+            raise UnitError("units read each other in a circle: " + " -> ".join(x.name for x in circle))
         open_.append(u)
         for i in u.inputs:
             need(i, f"unit '{u.name}'")

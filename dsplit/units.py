@@ -182,7 +182,9 @@ def split(
     unused = trainable - {c for u in needed for c in u.components}
     if unused:
         raise UnitError(f"no unit that the loss needs calls the trainable component {', '.join(sorted(unused))}")
-    late_values, early, late = set(drawn), [], []
+    late_values = set(drawn)
+    early: list[Unit] = []
+    late: list[Unit] = []
     for u in needed:
         is_late = u.random or bool(trainable & set(u.components)) or bool(late_values & set(u.inputs))
         (late if is_late else early).append(u)
@@ -190,11 +192,10 @@ def split(
             late_values |= set(u.outputs)
     read_late = _distinct([*(i for u in late for i in u.inputs), *wanted])
     crossing = [v for v in read_late if v not in late_values]
-    stage1 = _order(early, makers, [v for v in crossing if v not in columns], columns | drawn)
     return Split(
-        stage1=tuple(stage1),
+        stage1=tuple(early),
         stage2=tuple(late),
-        boundary=tuple(v for u in stage1 for v in u.outputs if v in crossing),
+        boundary=tuple(v for u in early for v in u.outputs if v in crossing),
         columns=tuple(v for v in crossing if v in columns),
     )
 

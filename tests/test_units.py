@@ -1,4 +1,4 @@
-"""Units and the split: the properties of every split over random graphs, and each mistake that a declaration can hold."""
+"""Units and the split: properties of every split over random graphs, and each mistake that a declaration can hold."""
 
 from __future__ import annotations
 

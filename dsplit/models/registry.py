@@ -6,7 +6,7 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 
 import pluggy
 
@@ -49,7 +49,7 @@ def registry() -> Registry:
     families: dict[str, ModelFamily] = {}
     tasks: dict[str, Task] = {}
     broken: list[BrokenPlugin] = []
-    for point in sorted(entry_points(group="dsplit"), key=lambda p: p.name):
+    for point in sorted(entry_points(group="dsplit"), key=_built_ins_first):
         try:
             manager = pluggy.PluginManager("dsplit")
             manager.add_hookspecs(hookspecs)
@@ -59,12 +59,17 @@ def registry() -> Registry:
             new_tasks = _named(manager.hook.dsplit_register_tasks(), Task, tasks)
             if not new_families and not new_tasks:
                 raise ValueError("it registers no family and no task")
-        except Exception as error:  # any fault of a stranger's module must stay its own
+        except (Exception, SystemExit) as error:  # any fault of a stranger's module must stay its own
             broken.append(BrokenPlugin(f"{point.name} ({point.value})", f"{type(error).__name__}: {error}"))
             continue
         families |= new_families
         tasks |= new_tasks
     return Registry(families, tasks, tuple(broken))
+
+
+def _built_ins_first(point: EntryPoint) -> tuple[bool, str]:
+    """The order of loading: no other plugin can take a built-in's name."""
+    return point.dist is None or point.dist.name != "dsplit", point.name
 
 
 def _named(results: list, kind: type, taken: Mapping) -> dict:

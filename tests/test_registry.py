@@ -1,4 +1,4 @@
-"""The plugin registry, over real entry points: built-ins are found as a stranger's are, a broken plugin harms no other."""
+"""The plugin registry over real entry points: built-ins come in as a stranger's do, a broken plugin harms no other."""
 
 from __future__ import annotations
 

@@ -7,12 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
+from typing import TypeVar
 
 import pluggy
 
 from dsplit import hookspecs
 from dsplit.errors import UsageError
 from dsplit.models.family import ModelFamily, Task
+
+
+Thing = TypeVar("Thing", ModelFamily, Task)
 
 
 @dataclass(frozen=True)
@@ -72,9 +76,9 @@ def _built_ins_first(point: EntryPoint) -> tuple[bool, str]:
     return point.dist is None or point.dist.name != "dsplit", point.name
 
 
-def _named(results: list, kind: type, taken: Mapping) -> dict:
+def _named(results: list, kind: type[Thing], taken: Mapping[str, Thing]) -> dict[str, Thing]:
     """The registered objects by name; raises where one has another type or a name that is taken."""
-    named: dict = {}
+    named: dict[str, Thing] = {}
     for thing in (t for result in results for t in result):
         if not isinstance(thing, kind):
             raise TypeError(f"it registers {thing!r}, which is no {kind.__name__}")
@@ -84,7 +88,7 @@ def _named(results: list, kind: type, taken: Mapping) -> dict:
     return named
 
 
-def _pick(things: Mapping, name: str, kind: str, broken: tuple[BrokenPlugin, ...]):  # type: ignore[no-untyped-def]
+def _pick(things: Mapping[str, Thing], name: str, kind: str, broken: tuple[BrokenPlugin, ...]) -> Thing:
     if name in things:
         return things[name]
     near = get_close_matches(name, things, n=3) or sorted(things)

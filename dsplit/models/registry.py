@@ -15,7 +15,6 @@ from dsplit import hookspecs
 from dsplit.errors import UsageError
 from dsplit.models.family import ModelFamily, Task
 
-
 Thing = TypeVar("Thing", ModelFamily, Task)
 
 

@@ -1,0 +1,44 @@
+"""`dsplit cache`: stage 1."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dsplit.commands.options import Given, takes
+from dsplit.commands.reference import ReferenceOptions
+from dsplit.commands.resolve import resolve
+from dsplit.commands.result import show, size
+from dsplit.recipe import CacheOptions, DataOptions, ModelOptions, TrainOptions
+from dsplit.toml_file import names_of
+
+IGNORED = {*names_of(TrainOptions), *names_of(ReferenceOptions)} - {*names_of(CacheOptions), "dataset_base_path"}
+
+
+@takes(ModelOptions, DataOptions, CacheOptions, hidden=(TrainOptions, ReferenceOptions))
+def cache(given: Given) -> None:
+    """Stage 1: encode the data set once, into a cache.
+
+    Only what is missing is encoded. Training options are accepted and ignored: one cache serves every run.
+    """
+    model, data, options = resolve("cache", given, CacheOptions)
+    ignored = [f"--{n.replace('_', '-')}" for n in given if n in IGNORED]
+
+    def work() -> Mapping[str, Any]:
+        from dsplit.cache.run import run_cache
+        from dsplit.console import say
+
+        if ignored:
+            say(f"`dsplit cache` ignores training options: {', '.join(ignored)}")
+        return run_cache(model, data, options)
+
+    show(given, work, _text)
+
+
+def _text(result: Mapping[str, Any]) -> str:
+    encoded = ", ".join(f"{unit} {n}" for unit, n in result["encoded"].items())
+    reused = ", ".join(f"{unit} {n}" for unit, n in result["reused"].items())
+    return (
+        f"{result['rows']} rows in {result['cache']}, {size(result['bytes'])}, {result['seconds']:.1f} s\n"
+        f"encoded: {encoded}\nreused:  {reused}\ndigest:  {result['digest']}"
+    )

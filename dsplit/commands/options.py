@@ -1,0 +1,116 @@
+"""Command-line options made from the groups of `dsplit.recipe`, and the one command class that reads them."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, Field, fields
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from dsplit.commands.reference import rewrite
+
+PANELS = {
+    "ModelOptions": "Model",
+    "DataOptions": "Data",
+    "CacheOptions": "Cache",
+    "TrainOptions": "Training",
+    "ValidateOptions": "Validation",
+    "PrepareOptions": "Prepare",
+}
+TYPES = {"str": str, "int": int, "float": float, "bool": bool, "list[str]": list[str]}
+JSON = ("as_json", bool, typer.Option("--json", help="Print one JSON object on stdout."))
+DEBUG = ("debug", bool, typer.Option("--debug", help="Show the traceback of an error."))
+
+Given = dict[str, Any]  # the options that the command line states, in its order
+
+
+class Command(TyperCommand):
+    """A command whose options may be written with underscores or with the reference's names."""
+
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:  # type: ignore[override]
+        names = {o: (p.name, p.is_flag) for p in self.params for o in (*p.opts, *p.secondary_opts)}  # type: ignore
+        args, ctx.meta["order"] = rewrite(args, names)
+        return super().parse_args(ctx, args)
+
+
+def value_type(field: Field) -> Any:
+    """The type of an option's value: str, int, float, bool or list[str]."""
+    return TYPES[str(field.type).removesuffix(" | None")]
+
+
+def default_of(field: Field) -> Any:
+    """The default of an option."""
+    return field.default if field.default_factory is MISSING else field.default_factory()
+
+
+def shown_default(field: Field) -> str | bool:
+    """How the help shows an option's default: as words, as it is (True), or not at all (False)."""
+    return field.metadata.get("shown") or default_of(field) not in (None, [])
+
+
+def takes(*groups: type, hidden: tuple[type, ...] = ()) -> Callable[[Callable[[Given], None]], Callable[..., None]]:
+    """A decorator that gives a command the options of `groups`, --json and --debug.
+
+    The command function is called with what the command line states: option name -> value, in the order given.
+    hidden: further groups whose options are accepted but not shown (where `groups` do not have them already).
+    """
+
+    def decorate(function: Callable[[Given], None]) -> Callable[..., None]:
+        def command(ctx: typer.Context, **values: Any) -> None:
+            values.pop("debug")
+            order = {name: position for position, name in enumerate(ctx.meta["order"])}
+            names = sorted((n for n in values if n in order), key=order.__getitem__)
+            function({n: values[n] for n in names})
+
+        parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+        parameters += _parameters(groups, hidden)
+        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {}
+        command.__name__, command.__doc__ = function.__name__, function.__doc__
+        return command
+
+    return decorate
+
+
+def _parameters(groups: tuple[type, ...], hidden: tuple[type, ...]) -> Iterator[inspect.Parameter]:
+    seen = set()
+    for group in (*groups, *hidden):
+        for field in fields(group):
+            if field.name not in seen:
+                seen.add(field.name)
+                yield _parameter(field, PANELS.get(group.__name__), group in hidden)
+    for name, kind, declared in (JSON, DEBUG):
+        yield inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[kind, declared]
+        )
+
+
+def _parameter(field: Field, panel: str | None, hidden: bool) -> inspect.Parameter:
+    kind = value_type(field)
+    flag = "--" + field.name.replace("_", "-")
+    choices = field.metadata.get("choices", ())
+    declared = typer.Option(
+        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        help=field.metadata["help"],
+        hidden=hidden or field.metadata["hidden"],
+        show_default=shown_default(field),
+        rich_help_panel=panel,
+        autocompletion=_completer(choices) if choices else None,
+    )
+    default = default_of(field)
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None if default == [] else default,
+        annotation=Annotated[kind if default not in (None, []) else kind | None, declared],
+    )
+
+
+def _completer(choices: tuple[str, ...]) -> Callable[[str], list[str]]:
+    def complete(incomplete: str) -> list[str]:
+        return [c for c in choices if c.startswith(incomplete)]
+
+    return complete

@@ -1,0 +1,115 @@
+"""Command line > dsplit.toml > defaults, resolved into the option groups of a command."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import Field, fields
+from pathlib import Path
+from typing import Any, TypeVar
+
+from dsplit.commands.options import Given, default_of, value_type
+from dsplit.commands.reference import BARE
+from dsplit.errors import UsageError
+from dsplit.recipe import DataOptions, ModelOptions
+from dsplit.toml_file import NAME, names_of, read_toml
+
+Group = TypeVar("Group")
+CACHE = "cache"  # the folder of the cache where nothing names it
+SUFFIXES = {"data_process": "cache", "train": "train"}  # of the reference's --task, and the command that does it
+
+
+def resolve(
+    command: str, given: Given, group: type[Group], folder: Path | None = None
+) -> tuple[ModelOptions, DataOptions, Group]:
+    """The options of a command: what `given` states, else dsplit.toml in `folder`, else the defaults.
+
+    Raises UsageError for a value that its option does not allow, wherever it stands.
+    """
+    sections = read_toml(folder or Path())
+    cache = sections["cache"]
+    values = merge(given, {**sections["model"], **sections["data"], **sections.get(command, {})})
+    values["task"], stage = task_of(command, values.get("task", "sft"))
+    if command == "train" and stage == "train":
+        values.setdefault("from_cache", BARE)
+    _place_base_path(values)
+    if values.get("from_cache") == BARE:
+        values["from_cache"] = cache.get("out", CACHE)
+    if command in ("train", "validate"):
+        values.setdefault("name", cache.get("name", "default"))
+    return build(ModelOptions, values), build(DataOptions, values), build(group, values)
+
+
+def merge(given: Given, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """`settings` overridden by `given`, where a later way of saying the same replaces an earlier one.
+
+    The last stated of --model and --model-path gives the weights; a --model that only names a family never replaces
+    a --model-path. --resolution replaces --width and --height of dsplit.toml, and the reverse.
+    """
+    values = {k: v for k, v in settings.items() if k not in given} | given
+    names = list(values)
+    if values.get("model_path") and values.get("model") and names.index("model") > names.index("model_path"):
+        from dsplit.models.registry import registry
+
+        if values["model"] not in registry().families:
+            del values["model_path"]
+    if "resolution" in given and not {"width", "height"} & set(given):
+        values = {k: v for k, v in values.items() if k not in ("width", "height")}
+    elif {"width", "height"} & set(given) and "resolution" not in given:
+        values.pop("resolution", None)
+    return values
+
+
+def _place_base_path(values: dict[str, Any]) -> None:
+    """Puts the reference's --dataset_base_path where it belongs: the cache in stage 2, else the data set."""
+    path = values.pop("dataset_base_path", None)
+    cache = values.get("from_cache")
+    if path is None:
+        return
+    if cache is None:
+        values["data"] = path
+    elif cache in (BARE, path):
+        values["from_cache"] = path
+    else:
+        raise UsageError(f"--from-cache {cache} and --dataset-base-path {path} both name the cache; give one of them")
+
+
+def task_of(command: str, task: str) -> tuple[str, str]:
+    """The task and the stage that the reference's suffix names (`sft:train` -> `sft`, `train`; `sft` -> `sft`, ``).
+
+    Raises UsageError where the suffix is the other stage's, or none.
+    """
+    base, colon, suffix = task.partition(":")
+    if not colon:
+        return base, ""
+    if suffix not in SUFFIXES:
+        raise UsageError(f"--task {task}: unknown stage '{suffix}'; write {base}, {base}:data_process or {base}:train")
+    right = SUFFIXES[suffix]
+    if command in SUFFIXES.values() and command != right:
+        remedy = "dsplit cache" if right == "cache" else "dsplit train --from-cache"
+        raise UsageError(f"`dsplit {command}` cannot do --task {task}; use `{remedy} --task {base}`")
+    return base, suffix
+
+
+def build(group: type[Group], values: Mapping[str, Any]) -> Group:
+    """The group with those of `values` that it has; raises UsageError for a wrong type, choice or range."""
+    known = {f.name: f for f in fields(group)}  # type: ignore[arg-type]
+    return group(**{n: _checked(known[n], v) for n, v in values.items() if n in known})
+
+
+def _checked(field: Field, value: Any) -> Any:
+    kind = value_type(field)
+    name = "--" + field.name.replace("_", "-")
+    if kind is float and type(value) is int:
+        value = float(value)
+    if kind == list[str]:
+        value = [value] if isinstance(value, str) else value
+        if not isinstance(value, list) or not all(isinstance(v, str) for v in value):
+            raise UsageError(f"{name}: {value!r} is no list of texts")
+    elif value is not None and type(value) is not kind:
+        raise UsageError(f"{name}: {value!r} in {NAME} should be {kind.__name__}")
+    choices, minimum = field.metadata["choices"], field.metadata["minimum"]
+    if choices and value is not None and value not in choices:
+        raise UsageError(f"{name}: unknown '{value}'; choose from {', '.join(choices)}")
+    if minimum is not None and value is not None and not value >= minimum:
+        raise UsageError(f"{name}: {value} is below {minimum}, the smallest allowed")
+    return value

@@ -1,0 +1,46 @@
+"""`dsplit train`: stage 2, or the same run unsplit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from dsplit.commands.options import Given, takes
+from dsplit.commands.reference import ReferenceOptions
+from dsplit.commands.resolve import resolve
+from dsplit.commands.result import show
+from dsplit.errors import UsageError
+from dsplit.recipe import DataOptions, ModelOptions, TrainOptions
+
+
+@takes(ModelOptions, DataOptions, TrainOptions, hidden=(ReferenceOptions,))
+def train(given: Given) -> None:
+    """Train a LoRA: from a cache with --from-cache (stage 2), else straight from the data set.
+
+    --from-cache alone takes the cache folder of dsplit.toml, else ./cache.
+    """
+    model, data, options = resolve("train", given, TrainOptions)
+    if given.get("lora_checkpoint"):
+        raise UsageError("--lora-checkpoint: starting from a LoRA comes later; leave it out, or empty")
+
+    def work() -> Mapping[str, Any]:
+        from dsplit.console import say
+        from dsplit.training.run import run_train
+
+        if given.get("find_unused_parameters"):
+            say("--find-unused-parameters: not needed, unused parameters are found automatically")
+        return run_train(model, data, options)
+
+    show(given, work, _text)
+
+
+def _text(result: Mapping[str, Any]) -> str:
+    return (
+        f"{result['steps']} steps over {result['rows']} rows in {result['seconds']:.1f} s, "
+        f"loss {_loss(result['first_loss'])} -> {_loss(result['last_loss'])}\n"
+        f"metrics: {result['metrics']}\n" + "\n".join(f"saved:   {path}" for path in result["checkpoints"])
+    )
+
+
+def _loss(value: float | None) -> str:
+    return "none" if value is None else f"{value:.4g}"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
+
+from dsplit.cache.files import write_file
+from dsplit.errors import CacheError, DsplitError
 
 SMALL, LARGE = 256, 512  # a picture is shown with its longer side between these, in pixels
 WIDTH = 1680  # of a grid of several columns, at most
@@ -27,26 +29,25 @@ class Pair:
 
 
 def save_png(picture: Image.Image, path: Path) -> None:
-    """Writes `picture` as PNG at once or not at all; an older file of that name is replaced."""
+    """Writes `picture` as PNG, whole or not at all; an older file of that name is replaced."""
     buffer = io.BytesIO()
     picture.save(buffer, format="PNG")
-    write(path, buffer.getvalue())
+    save(buffer.getvalue(), path)
 
 
-def write(path: Path, content: bytes) -> None:
-    """Writes `content` under a temporary name beside `path`, then puts it in place."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
+def save(content: bytes, path: Path) -> None:
+    """Writes `content`, whole or not at all. Raises DsplitError with the system's reason."""
+    try:
+        write_file(path, [content])
+    except CacheError as error:
+        reason = getattr(error.__cause__, "strerror", None) or error.__cause__
+        raise DsplitError(f"{path}: cannot write it: {reason}; give another folder with --out") from error
 
 
 def shown(picture: Image.Image) -> Image.Image:
     """`picture` at a size that people can look at.
 
-    A small one grows by a whole factor with hard pixel edges, so that nothing is prettier than it is; a large one shrinks.
+    A small one grows by a whole factor with hard pixel edges, so that it shows what is there; a large one shrinks.
     """
     longest = max(picture.size)
     if longest < SMALL:
@@ -70,14 +71,15 @@ def grid(pairs: Sequence[Pair], title: str, subtitle: str) -> Image.Image:
     lines = max(map(len, captions))
     card = (inner + 2 * MARGIN, LINE + 6 + tile[1] + 12 + LINE * lines + 2 * 20)
     down = -(-len(pairs) // across)
-    header = MARGIN + 66
     width = MARGIN + across * (card[0] + MARGIN)
-    titles = [*wrap(subtitle, font(17), width - 2 * MARGIN)]
-    header += LINE * (len(titles) - 1)
+    heading = "\n".join(wrap(title, font(26), width - 2 * MARGIN))
+    details = "\n".join(wrap(subtitle, font(17), width - 2 * MARGIN))
+    below_heading = MARGIN + 32 * (heading.count("\n") + 1) + 4
+    header = below_heading + LINE * (details.count("\n") + 1) + 14
     page = Image.new("RGB", (width, header + down * (card[1] + MARGIN)), PAGE)
     pen = ImageDraw.Draw(page)
-    pen.text((MARGIN, MARGIN - 6), title, fill=TEXT, font=font(28))
-    pen.multiline_text((MARGIN, MARGIN + 34), "\n".join(titles), fill=FAINT, font=font(17))
+    pen.multiline_text((MARGIN, MARGIN - 6), heading, fill=TEXT, font=font(26))
+    pen.multiline_text((MARGIN, below_heading), details, fill=FAINT, font=font(17))
     for k, (pair, caption) in enumerate(zip(pairs, captions, strict=True)):
         row, column = divmod(k, across)
         corner = (MARGIN + column * (card[0] + MARGIN), header + row * (card[1] + MARGIN))
@@ -107,7 +109,7 @@ def _draw_card(
 
 
 def wrap(text: str, letters: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
-    """`text` in lines of at most `width` pixels, broken at spaces, and within a word only if it is wider than a line."""
+    """`text` in lines of at most `width` pixels, broken at spaces, within a word only where it is too wide."""
     lines = [""]
     for word in text.split():
         candidate = f"{lines[-1]} {word}".strip()

@@ -1,0 +1,90 @@
+"""Files that are whole or absent: written under a temporary name, synced, renamed; and what dead runs left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from dsplit.errors import CacheError
+
+STALE_SECONDS = 3600.0  # a temporary file lives for seconds; an older one belongs to nobody
+
+
+def write_file(path: Path, chunks: Iterable[bytes | bytearray]) -> None:
+    """Puts `chunks` at `path`, whole or not at all; what was there is replaced.
+
+    Raises CacheError with the file and the system's reason (disk full, file too large, no permission).
+    """
+    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            for chunk in chunks:
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+        sync_folder(path.parent)
+    except OSError as error:
+        raise CacheError(
+            f"{path}: cannot write it: {error.strerror or error}; what was sealed before is kept, "
+            "so mend that and run `dsplit cache` again"
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+
+
+def sync_folder(folder: Path) -> None:
+    """Makes renames and deletions in `folder` survive a power cut, where the system can."""
+    if os.name != "posix":
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def claim_folder(folder: Path) -> None:
+    """Makes `folder` if need be, and finds out whether files can be written there; raises CacheError if not."""
+    if folder.exists() and not folder.is_dir():
+        raise CacheError(f"{folder}: is a file, not a folder; give another folder with --out")
+    probe = folder / f".{socket.gethostname()}.{os.getpid()}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        reason = error.strerror or error
+        raise CacheError(f"{folder}: cannot write there: {reason}; give another folder with --out") from error
+
+
+def remove_leftovers(folder: Path) -> int:
+    """The number of temporary files of dead runs below `folder` that were removed."""
+    removed = 0
+    for path in folder.rglob(".*.tmp"):
+        *_, host, process, _ = path.name.rsplit(".", 3)
+        with contextlib.suppress(OSError):
+            mine = host == socket.gethostname().rpartition(".")[2] and process.isdigit()
+            if time.time() - path.stat().st_mtime > STALE_SECONDS or (mine and not _alive(int(process))):
+                path.unlink()
+                removed += 1
+    return removed
+
+
+def _alive(process: int) -> bool:
+    """True if the process may still be writing; this one writes only later."""
+    if os.name != "posix":
+        return True
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return process != os.getpid()

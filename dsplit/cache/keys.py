@@ -1,0 +1,161 @@
+"""Keys: a value is named by what made it, so an equal key means equal bytes and a changed source is a missing value."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsplit.cache.files import write_file
+from dsplit.console import Progress
+from dsplit.errors import DataError, ModelError, Problem
+from dsplit.units import Unit
+
+if TYPE_CHECKING:
+    from dsplit.models.model import Model
+
+CHUNK = 1 << 20
+FRESH_SECONDS = 2.0  # a file that changed this recently may change again without a new time stamp
+NOTEWORTHY_BYTES = 500_000_000  # hashing less than this takes no time that needs a progress display
+MEMORY = "digests.json"
+
+Stamp = tuple[int, int, int, int]  # size, mtime_ns, ctime_ns, inode
+
+
+def key_of(*parts: str) -> str:
+    """32 hex digits: blake2b over `parts`, each with its length before it, so that no two lists run together."""
+    digest = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def text_key(value: Any) -> str:
+    """The key of a text, a number, a size or nothing; `7`, `7.0` and `"7"` have different keys."""
+    return key_of(type(value).__name__, json.dumps(value))
+
+
+def call_key(unit: Unit, inputs: Mapping[str, str], components: Mapping[str, str], dtype: str) -> str:
+    """The key of running `unit` once: its identity and version, the keys of its inputs, component digests, dtype."""
+    read = [part for name in unit.inputs for part in (unit.parameters.get(name, name), inputs[name])]
+    used = [part for name in unit.components for part in (name, components[name])]
+    return key_of("unit", unit.identity, str(unit.version), "inputs", *read, "components", *used, "dtype", dtype)
+
+
+def output_key(call: str, unit: Unit, output: str) -> str:
+    """The key of one output of a call; equal for all uses of a unit, whatever they name the output."""
+    return key_of(call, unit.stored_name(output))
+
+
+class Digests:
+    """Digests of files, remembered in the cache folder by (path, size, mtime, ctime, inode) and else computed."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / MEMORY
+        self._known: dict[str, list[Any]] = _remembered(self._path)
+        self._changed = False
+        self.stamps: dict[Path, Stamp] = {}  # of every file asked for, as it was when its digest was taken
+
+    def of(self, paths: Iterable[Path]) -> dict[Path, str]:
+        """The blake2b of each file's bytes. Raises OSError for one that cannot be read."""
+        found: dict[Path, str] = {}
+        unknown: dict[Path, Stamp] = {}
+        for path in dict.fromkeys(paths):
+            stamp = self.stamps[path] = stamp_of(path)
+            known = self._known.get(str(path.resolve()))
+            if known and tuple(known[:4]) == stamp and os.name == "posix":
+                found[path] = known[4]
+            else:
+                unknown[path] = stamp
+        found |= self._hash(unknown)
+        return found
+
+    def save(self) -> None:
+        """Writes what was learnt; the file may be deleted at any time."""
+        if self._changed:
+            write_file(self._path, [json.dumps(self._known, indent=0).encode()])
+            self._changed = False
+
+    def _hash(self, stamps: Mapping[Path, Stamp]) -> dict[Path, str]:
+        total = sum(stamp[0] for stamp in stamps.values())
+        progress = Progress("hashing", len(stamps), "files") if total > NOTEWORTHY_BYTES else None
+        found = {}
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            for (path, stamp), digest in zip(stamps.items(), pool.map(file_digest, stamps), strict=True):
+                found[path] = digest
+                recent = max(stamp[1], stamp[2]) > time.time_ns() - FRESH_SECONDS * 1e9
+                if not recent and stamp_of(path) == stamp:
+                    self._known[str(path.resolve())] = [*stamp, digest]
+                    self._changed = True
+                if progress:
+                    progress.advance()
+        return found
+
+
+def file_digest(path: Path) -> str:
+    """32 hex digits: blake2b of the file's bytes."""
+    digest = hashlib.blake2b(digest_size=16)
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def stamp_of(path: Path) -> Stamp:
+    """What the system says of a file; it changes with the file's bytes, even if its mtime is set back."""
+    status = path.stat()
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
+
+
+def component_digests(model: Model, names: Iterable[str], digests: Digests) -> dict[str, str]:
+    """A digest per component over every file that loading it reads, with their names; where it lies does not count."""
+    result = {}
+    for name in dict.fromkeys(names):
+        folder = model.parts[name].folder
+        try:
+            files = digests.of(model.files(name))
+        except OSError as error:
+            raise ModelError(f"{error.filename}: cannot be read: {error.strerror}") from error
+        result[name] = key_of(*sorted(f"{_below(path, folder)} {digest}" for path, digest in files.items()))
+    return result
+
+
+def file_keys(files: Mapping[Path, str], digests: Digests) -> dict[Path, str]:
+    """The key of each source file; `files` says per file which row names it. Raises DataError for unreadable ones."""
+    keys: dict[Path, str] = {}
+    try:
+        return digests.of(files)
+    except OSError:
+        pass  # name all of them, not just the first
+    problems = []
+    for path, place in files.items():
+        try:
+            keys |= digests.of([path])
+        except OSError as error:
+            problems.append(Problem(place, f"'{path}' cannot be read: {error.strerror}", "restore the file"))
+    if problems:
+        raise DataError(f"{len(problems)} file(s) cannot be read:", problems)
+    return keys
+
+
+def content_digest(entries: Sequence[tuple[str, str, str, int]]) -> str:
+    """The digest of a cached data set over its (row id, value name, key, checksum), in whatever order it was made."""
+    return key_of(*(part for entry in sorted(entries) for part in map(str, entry)))
+
+
+def _below(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
+
+
+def _remembered(path: Path) -> dict[str, list[Any]]:
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return {k: v for k, v in known.items() if isinstance(v, list) and len(v) == 5}
+    except (OSError, ValueError, AttributeError):
+        return {}

@@ -1,0 +1,206 @@
+"""Plans stage 1: which values the rows want, under which keys, and which calls of which units make them. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsplit.cache.keys import call_key, output_key, text_key
+from dsplit.cache.manifest import Entry
+from dsplit.models.family import ModelFamily, Task
+from dsplit.shapes import DTYPE_BYTES, evaluate
+from dsplit.units import Split, Unit
+
+if TYPE_CHECKING:
+    from dsplit.dataset import Row
+
+CHARACTERS_PER_TOKEN = 4.5  # of English captions; only the size estimate uses it
+
+
+@dataclass(frozen=True)
+class Job:
+    """A unit of stage 1 whose outputs are stored.
+
+    before: the units that must run first for each row, since nobody stores what they make. stored: the outputs that
+    cross to stage 2. read: the values that come from the store. columns: what the job reads from the data set.
+    """
+
+    unit: Unit
+    before: tuple[Unit, ...]
+    stored: tuple[str, ...]
+    read: tuple[str, ...]
+    columns: frozenset[str]
+
+    @property
+    def components(self) -> frozenset[str]:
+        """The components that must be in memory together."""
+        return frozenset(c for u in (*self.before, self.unit) for c in u.components)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of a job on the inputs of `row` (None: the empty prompt).
+
+    keys: key per stored output. given: key per value that is read from the store.
+    """
+
+    key: str
+    job: Job
+    row: Row | None
+    keys: Mapping[str, str]
+    given: Mapping[str, str]
+
+    @property
+    def share(self) -> int:
+        """A number that spreads calls evenly over processes, the same in each of them."""
+        return int(self.key[:12], 16)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """entries: the rows as in the manifest. calls: every distinct call, by key. empty: the keys of the empty prompt."""
+
+    entries: tuple[Entry, ...]
+    calls: Mapping[str, Call]
+    empty: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def values(self) -> set[str]:
+        """The keys of all values that this data set refers to."""
+        return {key for call in self.calls.values() for key in call.keys.values()}
+
+    def missing(self, present: Any) -> list[Call]:
+        """The calls of which some value is not in `present`."""
+        return [c for c in self.calls.values() if any(key not in present for key in c.keys.values())]
+
+    def using(self, call: Call) -> list[Entry]:
+        """The rows that need a value of `call`."""
+        made = set(call.keys.values())
+        return [entry for entry in self.entries if made & set(entry.keys.values())]
+
+
+class Planner:
+    """Makes the keys and calls of rows for one family, task and set of trained components."""
+
+    def __init__(self, family: ModelFamily, task: Task, trainable: tuple[str, ...]) -> None:
+        self.task = task
+        self.trainable = trainable or family.trainable
+        self.split = family.split(task, trainable)
+        self._guided = family.split(task, trainable, negative=True) if task.negative_if else self.split
+        self._jobs = {id(s): jobs_of(s) for s in (self.split, self._guided)}
+
+    @property
+    def components(self) -> dict[str, str]:
+        """The components that stage 1 loads, each with a unit that needs it."""
+        return {c: u.name for u in reversed(self.split.stage1) for c in u.components}
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that stage 1 reads; of files among them, the bytes enter the keys."""
+        return self._guided.stage1_columns
+
+    def split_of(self, row: Row) -> Split:
+        """The split that holds for `row`: with the negative prompt only if the row needs it."""
+        return self._guided if self.task.negative_if and self.task.negative_if(row.columns) else self.split
+
+    def plan(self, rows: Sequence[Row], files: Mapping[Path, str], components: Mapping[str, str], dtype: str) -> Plan:
+        """The plan for `rows`, given the keys of their files and the digests of the components."""
+        calls: dict[str, Call] = {}
+        entries = []
+        for row in rows:
+            split = self.split_of(row)
+            keys = {name: text_key(value) for name, value in row.columns.items() if name not in row.files}
+            keys |= {name: files[path] for name, path in row.files.items() if path in files}
+            keys["size"] = text_key(row.size)
+            wanted: dict[str, str] = {}
+            for call in self._calls(split, keys, components, dtype, row):
+                calls.setdefault(call.key, call)
+                wanted |= call.keys
+            crossing = {name: row.columns[name] for name in split.columns if name in row.columns}
+            entries.append(Entry(row.id, row.place, row.size, crossing, wanted))
+        empty: dict[str, str] = {}  # jobs that read the prompt alone: prompt dropout and guidance need them
+        for call in self._calls(self.split, {"prompt": text_key("")}, components, dtype, None):
+            calls.setdefault(call.key, call)
+            empty |= call.keys
+        return Plan(tuple(entries), calls, empty)
+
+    def _calls(
+        self, split: Split, columns: Mapping[str, str], components: Mapping[str, str], dtype: str, row: Row | None
+    ) -> Iterator[Call]:
+        keys, made = dict(columns), {}
+        for unit in split.stage1:
+            if all(name in keys for name in unit.inputs):
+                made[unit.name] = call_key(unit, keys, components, dtype)
+                keys |= {o: output_key(made[unit.name], unit, o) for o in unit.outputs}
+        for job in self._jobs[id(split)]:
+            if job.unit.name in made:
+                stored = {name: keys[name] for name in job.stored}
+                yield Call(made[job.unit.name], job, row, stored, {name: keys[name] for name in job.read})
+
+
+def jobs_of(split: Split) -> list[Job]:
+    """The jobs of a split, in an order in which each comes after those whose values it reads."""
+    makers = {o: u for u in split.stage1 for o in u.outputs}
+    jobs = []
+    for unit in split.stage1:
+        stored = tuple(o for o in unit.outputs if o in split.boundary)
+        if stored:
+            before, sources = _before(unit, makers, split.boundary)
+            read = tuple(v for v in sources if v in split.boundary)
+            jobs.append(Job(unit, before, stored, read, frozenset(v for v in sources if v not in makers)))
+    return jobs
+
+
+def _before(unit: Unit, makers: Mapping[str, Unit], stored: Sequence[str]) -> tuple[tuple[Unit, ...], list[str]]:
+    """The units to run before `unit`, in order, and the columns and stored values that they and it start from."""
+    before: dict[str, Unit] = {}
+    sources: dict[str, None] = {}
+    for value in unit.inputs:
+        maker = makers.get(value)
+        if maker is None or value in stored:
+            sources[value] = None
+            continue
+        earlier, found = _before(maker, makers, stored)
+        before |= {u.name: u for u in (*earlier, maker)}
+        sources |= dict.fromkeys(found)
+    return tuple(before.values()), list(sources)
+
+
+def groups(calls: Iterable[Call], files: Iterable[str]) -> list[list[list[Call]]]:
+    """The calls as they are run: per set of components, per job; a job comes after those whose values it reads.
+
+    Jobs that read none of the file columns `files` (captions) come first, so that the text encoder is gone before the
+    pictures' turn.
+    """
+    jobs: dict[str, list[Call]] = {}
+    for call in calls:
+        jobs.setdefault(call.job.unit.name, []).append(call)
+    pictures = set(files)
+    result: list[list[list[Call]]] = []
+    for batch in sorted(jobs.values(), key=lambda batch: bool(batch[0].job.columns & pictures)):
+        job = batch[0].job
+        makers = [k for k, g in enumerate(result) for b in g if set(b[0].job.stored) & set(job.read)]
+        fitting = [k for k, g in enumerate(result) if g[0][0].job.components == job.components]
+        if fitting and fitting[-1] >= max(makers, default=0):
+            result[fitting[-1]].append(batch)
+        else:
+            result.append([batch])
+    return result
+
+
+def estimated_bytes(calls: Iterable[Call], names: Mapping[str, Any], dtype: str) -> int:
+    """About how many bytes the values of `calls` take, by the units' shape formulas."""
+    total = 0
+    for call in calls:
+        width, height = call.row.size if call.row else (0, 0)
+        texts = [str(v) for k, v in call.row.columns.items() if k in call.job.columns] if call.row else [""]
+        tokens = 5 + max((math.ceil(len(text) / CHARACTERS_PER_TOKEN) for text in texts), default=0)
+        known = {**names, "H": height, "W": width, "F": 1, "L": tokens}
+        for output in call.job.stored:
+            kind = call.job.unit.dtypes.get(output, "float")
+            count = math.prod(evaluate(call.job.unit.shapes.get(output, ""), known))
+            total += count * DTYPE_BYTES[dtype if kind == "float" else kind]
+    return total

@@ -1,0 +1,197 @@
+"""`dsplit cache`: finds what is missing, encodes it, and says what the cache then holds."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dsplit.cache import ranks
+from dsplit.cache.files import claim_folder, remove_leftovers
+from dsplit.cache.hardware import device_and_dtype
+from dsplit.cache.header import header_of
+from dsplit.cache.keys import Digests, component_digests, content_digest, file_keys
+from dsplit.cache.manifest import Manifest, manifest_path, refuse_foreign, write_manifest
+from dsplit.cache.plan import Call, Plan, Planner, estimated_bytes
+from dsplit.cache.store import Store
+from dsplit.console import duration, say, warn
+from dsplit.dataset import Row, read_dataset
+from dsplit.errors import CacheError, DataError, Problem
+from dsplit.models.locate import Model, family_of, find_place, locate
+from dsplit.models.registry import registry
+from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
+
+BUCKETS_SHOWN = 6
+
+
+def run_cache(model: ModelOptions, data: DataOptions, cache: CacheOptions) -> dict[str, Any]:
+    """Makes the cache of a data set: `rows`, `encoded` and `reused` per unit, `bytes`, `seconds`, `cache`, `digest`.
+
+    The counts are of distinct values: pictures at their size; texts, the empty one among them. Raises CacheError if the
+    folder cannot take a cache, DataError for rows that cannot be read or encoded (all others are stored), ModelError
+    or UsageError for a model that is not there.
+    """
+    started = time.monotonic()
+    folder = Path(cache.out or "cache")
+    path = manifest_path(folder, cache.name)
+    refuse_foreign(folder)
+    claim_folder(folder)
+    located, planner = _located(model)
+    located.require(planner.components, planner.components)
+    dataset = read_dataset(data, located.family.columns_for(planner.task), located.family.size_factor)
+    for problem in dataset.warnings:
+        warn(str(problem))
+    for problem in dataset.skipped:
+        warn(f"left out: {problem}")
+    device, dtype = device_and_dtype(model)
+    say(_rows_line(dataset.rows, device, dtype))
+    digests = Digests(folder)
+    components = component_digests(located, planner.components, digests)
+    files = file_keys(_files(dataset.rows, planner), digests)
+    plan = planner.plan(dataset.rows, files, components, dtype)
+    header = header_of(located, planner, components, plan.empty, (model, data), device, dtype)
+
+    with ranks.together():
+        store = Store(folder)
+        _take_stock(folder, store, plan, digests)
+        if ranks.rank() == 0:
+            write_manifest(path, Manifest(header, plan.entries))
+        missing = plan.missing(store)
+        say(_work_line(plan, missing, estimated_bytes(missing, located.names(), dtype), folder))
+        encoded, problems = _encode(plan, missing, store, located, model, digests, cache.workers, dtype, device)
+        store.refresh()
+        if problems:
+            plan = _without_faulty(plan, problems, skip=data.skip_bad)
+            if ranks.rank() == 0:
+                write_manifest(path, Manifest(header, plan.entries))
+        result = _result(plan, store, encoded, folder)
+        ranks.gather(None)  # nobody reads the small shards any more
+        if ranks.rank() == 0:
+            for unit in encoded:
+                store.merge(unit)
+    result["seconds"] = round(time.monotonic() - started, 3)
+    say(_summary(result))
+    return result
+
+
+def _located(options: ModelOptions) -> tuple[Model, Planner]:
+    """The model, with what stage 1 needs of it fetched if it has none here, and the planner for its family."""
+    task = registry().task(options.task)
+    trainable = tuple(name.strip() for name in (options.trainable or "").split(",") if name.strip())
+    places = [find_place(text, options.hub) for text in (options.model, options.model_path) if text]
+    fetch = None
+    if places:
+        family = next((p.family for p in places if p.family), None) or family_of(places[-1], options.hub)
+        fetch = tuple(Planner(family, task, trainable).components)
+    located = locate(options, fetch=fetch, hub=options.hub)
+    return located, Planner(located.family, task, trainable)
+
+
+def _files(rows: Sequence[Row], planner: Planner) -> dict[Path, str]:
+    """The files that stage 1 reads, each with the first row that names it."""
+    found: dict[Path, str] = {}
+    for row in rows:
+        for name in planner.columns:
+            if name in row.files:
+                found.setdefault(row.files[name], row.place)
+    return found
+
+
+def _take_stock(folder: Path, store: Store, plan: Plan, digests: Digests) -> None:
+    """Clears away what dead runs left, and takes damaged values for missing ones."""
+    if ranks.rank() == 0:
+        remove_leftovers(folder)
+        digests.save()
+    for path in store.damaged:
+        warn(f"{path}: damaged; its values will be encoded again")
+    for key, path in store.forget_damaged(sorted(plan.values)).items():
+        warn(f"{path}: the value {key} is damaged; it will be encoded again")
+    ranks.gather(None)  # all have looked before the first one writes
+
+
+def _encode(
+    plan: Plan,
+    missing: Sequence[Call],
+    store: Store,
+    located: Model,
+    options: ModelOptions,
+    digests: Digests,
+    workers: int,
+    dtype: str,
+    device: str,
+) -> tuple[dict[str, int], dict[str, list[Problem]]]:
+    """Encodes this process's share of `missing`; counts per unit and faults per call, of all processes."""
+    encoded: Counter[str] = Counter({call.job.unit.identity: 0 for call in plan.calls.values()})
+    problems: dict[str, list[Problem]] = {}
+    share = [call for call in missing if call.share % ranks.world() == ranks.rank()]
+    if share:
+        import torch
+
+        from dsplit.cache.stage1 import Stage1
+        from dsplit.models.load import pick_device, set_threads
+
+        located.check({c for call in share for c in call.job.components})
+        set_threads(options.threads)
+        stage = Stage1(plan, located, store, getattr(torch, dtype), pick_device(device), digests.stamps, workers)
+        outcome = stage.run(share)
+        encoded.update(outcome.encoded)
+        problems = outcome.problems
+    gathered = ranks.gather((dict(encoded), problems))
+    return (
+        {unit: sum(counts[unit] for counts, _ in gathered) for unit in encoded},
+        {key: found for _, problems in gathered for key, found in problems.items()},
+    )
+
+
+def _without_faulty(plan: Plan, problems: Mapping[str, list[Problem]], *, skip: bool) -> Plan:
+    """The plan without the rows that could not be encoded. Raises DataError with all of them, unless `skip`."""
+    faults = [p for found in problems.values() for p in found]
+    lost = {key for call in problems for key in plan.calls[call].keys.values()}
+    good = tuple(e for e in plan.entries if not lost & set(e.keys.values()))
+    bad = len(plan.entries) - len(good)
+    if not skip or not good or lost & set(plan.empty.values()):
+        raise DataError(f"{bad} of {len(plan.entries)} rows could not be encoded; the others are in the cache:", faults)
+    for problem in faults:
+        warn(f"left out: {problem}")
+    calls = {key: call for key, call in plan.calls.items() if key not in problems}
+    return Plan(good, calls, plan.empty)
+
+
+def _result(plan: Plan, store: Store, encoded: Mapping[str, int], folder: Path) -> dict[str, Any]:
+    """The result of the run, but for its time. Raises CacheError if a value is not there after all."""
+    absent = plan.missing(store)
+    if absent:
+        raise CacheError(f"{len(absent)} values are missing from {folder} after the run; run `dsplit cache` again")
+    calls = Counter(call.job.unit.identity for call in plan.calls.values())
+    entries = [(row.id, name, key, store.entry(key).checksum) for row in plan.entries for name, key in row.keys.items()]
+    return {
+        "rows": len(plan.entries),
+        "encoded": dict(encoded),
+        "reused": {unit: calls[unit] - count for unit, count in encoded.items()},
+        "bytes": sum(store.entry(key).end - store.entry(key).start for key in plan.values),
+        "seconds": 0.0,
+        "cache": str(folder),
+        "digest": content_digest(entries),
+    }
+
+
+def _rows_line(rows: Sequence[Row], device: str, dtype: str) -> str:
+    sizes = Counter(row.size for row in rows).most_common()
+    shown = ", ".join(f"{w}x{h}: {n}" for (w, h), n in sizes[:BUCKETS_SHOWN])
+    if len(sizes) > BUCKETS_SHOWN:
+        shown += f", {len(sizes) - BUCKETS_SHOWN} more"
+    return f"plan: {len(rows)} rows in {len(sizes)} bucket(s) ({shown}), on {device} in {dtype}"
+
+
+def _work_line(plan: Plan, missing: Sequence[Call], size: int, folder: Path) -> str:
+    wanted = Counter(call.job.unit.identity for call in plan.calls.values())
+    todo = Counter(call.job.unit.identity for call in missing)
+    units = ", ".join(f"{unit} {todo[unit]} of {n} distinct" for unit, n in wanted.items())
+    return f"to encode: {units}; the rest is in {folder}; about {size / 1e6:.1f} MB to write"
+
+
+def _summary(result: Mapping[str, Any]) -> str:
+    units = "; ".join(f"{u}: encoded {n}, reused {result['reused'][u]}" for u, n in result["encoded"].items())
+    return f"{units}; {result['rows']} rows in {result['cache']}, {duration(result['seconds'])}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import time
@@ -9,24 +10,40 @@ from collections.abc import Sequence
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
-from dsplit.commands.cache import cache
-from dsplit.commands.options import Command
-from dsplit.commands.prepare import prepare
-from dsplit.commands.tasks import tasks
-from dsplit.commands.train import train
-from dsplit.commands.validate import validate
-from dsplit.errors import DsplitError, UsageError
+from dsplit.errors import DsplitError
 
 OTHERS_WAIT = 3.0  # seconds that the other processes of a launch leave the main one to report the same error first
 
+COMMANDS = {  # each is the function of that name in its module, which is imported when the command is called
+    "prepare": "Make a run folder, check the data set, fetch the weights.",
+    "cache": "Stage 1: encode the data set once, into a cache.",
+    "train": "Stage 2: train a LoRA from the cache, or unsplit from the data set.",
+    "validate": "Draw pictures with and without the LoRA; check split against unsplit.",
+    "tasks": "List model families and tasks, and how each is split.",
+}
+
+
+class Group(TyperGroup):
+    """The commands by name; only the one that is called gets its options."""
+
+    def resolve_command(self, ctx: typer.Context, args: list[str]) -> tuple[Any, Any, list[str]]:  # type: ignore[override]
+        """The command that `args` name."""
+        name, found, rest = super().resolve_command(ctx, args)
+        if found is None:  # only while a shell completes
+            return None, None, rest
+        declared = getattr(importlib.import_module(f"dsplit.commands.{name}"), str(name))
+        return name, declared.command(name), rest
+
+
 app = typer.Typer(
+    cls=Group,
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Two-stage training for diffusion models: encode once into a cache, train from the cache.",
 )
-COMMANDS = {"prepare": prepare, "cache": cache, "train": train, "validate": validate, "tasks": tasks}
-for name, function in COMMANDS.items():
-    app.command(name, cls=Command)(function)
+for command, summary in COMMANDS.items():
+    app.command(command, help=summary)(lambda: None)
 
 
 def _version(wanted: bool) -> None:

@@ -6,7 +6,6 @@ first two may also stand at the top, and in a command's section, where they hold
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
@@ -65,10 +64,8 @@ def names_in(section: str) -> list[str]:
 
 
 def _parse(path: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
+    import tomllib
+
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import MISSING, Field, fields
+from dataclasses import MISSING, Field, dataclass, fields
 from typing import Annotated, Any
 
 import typer
+import typer.main
 from typer.core import TyperCommand
 
 from dsplit.commands.reference import rewrite
@@ -51,41 +52,59 @@ def shown_default(field: Field) -> str | bool:
     return field.metadata.get("shown") or default_of(field) not in (None, [])
 
 
-def takes(*groups: type, hidden: tuple[type, ...] = ()) -> Callable[[Callable[[Given], None]], Callable[..., None]]:
-    """A decorator that gives a command the options of `groups`, --json and --debug.
+@dataclass(frozen=True)
+class Declared:
+    """A command before its options are made: making those of all commands would slow every call down.
 
-    The command function is called with what the command line states: option name -> value, in the order given.
-    hidden: further groups whose options are accepted but not shown (where `groups` do not have them already).
+    function: called with what the command line states. groups: the groups of its options (of these, `only` the named
+    ones, if any); those of `hidden` are accepted but not shown.
     """
 
-    def decorate(function: Callable[[Given], None]) -> Callable[..., None]:
-        def command(ctx: typer.Context, **values: Any) -> None:
-            values.pop("debug")
-            order = {name: position for position, name in enumerate(ctx.meta["order"])}
-            names = sorted((n for n in values if n in order), key=order.__getitem__)
-            function({n: values[n] for n in names})
+    function: Callable[[Given], None]
+    groups: tuple[type, ...]
+    hidden: tuple[type, ...]
+    only: tuple[str, ...]
 
-        parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
-        parameters += _parameters(groups, hidden)
-        command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        command.__annotations__ = {}
-        command.__name__, command.__doc__ = function.__name__, function.__doc__
-        return command
+    @property
+    def help(self) -> str:
+        """The text of the command's help."""
+        return inspect.cleandoc(self.function.__doc__ or "")
 
-    return decorate
+    def command(self, name: str) -> TyperCommand:
+        """The command with its options, --json and --debug."""
+
+        def callback(ctx: typer.Context, **values: Any) -> None:
+            self.function({name: values[name] for name in ctx.meta["order"] if name != "debug"})
+
+        context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
+        callback.__signature__ = inspect.Signature([context, *self._parameters()])  # type: ignore
+        callback.__annotations__ = {}
+        app = typer.Typer(add_completion=False)
+        app.command(name, cls=Command, help=self.help)(callback)
+        return typer.main.get_command(app)  # type: ignore[return-value]
+
+    def _parameters(self) -> Iterator[inspect.Parameter]:
+        seen = set()
+        for group in (*self.groups, *self.hidden):
+            for field in fields(group):
+                if field.name not in seen and (not self.only or field.name in self.only):
+                    seen.add(field.name)
+                    yield _parameter(field, PANELS.get(group.__name__), group in self.hidden)
+        for name, kind, declared in (JSON, DEBUG):
+            yield inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[kind, declared]
+            )
 
 
-def _parameters(groups: tuple[type, ...], hidden: tuple[type, ...]) -> Iterator[inspect.Parameter]:
-    seen = set()
-    for group in (*groups, *hidden):
-        for field in fields(group):
-            if field.name not in seen:
-                seen.add(field.name)
-                yield _parameter(field, PANELS.get(group.__name__), group in hidden)
-    for name, kind, declared in (JSON, DEBUG):
-        yield inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[kind, declared]
-        )
+def takes(
+    *groups: type, hidden: tuple[type, ...] = (), only: tuple[str, ...] = ()
+) -> Callable[[Callable[[Given], None]], Declared]:
+    """A decorator that makes a command of a function of what the command line states: option name -> value, in order.
+
+    Its options are those of `groups` (of these, `only` the named ones, if any), --json and --debug; those of `hidden`
+    are accepted but not shown.
+    """
+    return lambda function: Declared(function, groups, hidden, only)
 
 
 def _parameter(field: Field, panel: str | None, hidden: bool) -> inspect.Parameter:

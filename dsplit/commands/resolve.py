@@ -7,11 +7,11 @@ from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dsplit.commands.options import Given, default_of, value_type
+from dsplit.commands.options import Given, value_type
 from dsplit.commands.reference import BARE
 from dsplit.errors import UsageError
 from dsplit.recipe import DataOptions, ModelOptions
-from dsplit.toml_file import NAME, names_of, read_toml
+from dsplit.toml_file import NAME, read_toml
 
 Group = TypeVar("Group")
 CACHE = "cache"  # the folder of the cache where nothing names it

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -23,6 +22,8 @@ def show(given: Given, work: Callable[[], Mapping[str, Any]], text: Callable[[Ma
     if os.environ.get("RANK", "0") != "0":
         return
     if given.get("as_json"):
+        import json
+
         print(json.dumps(result, default=str, ensure_ascii=False))
     else:
         print(text(result))

@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dsplit.commands.options import Given, takes
 from dsplit.commands.resolve import build, merge, task_of
 from dsplit.commands.result import show, size
 from dsplit.errors import UnitError
-from dsplit.models.family import ModelFamily, Task
 from dsplit.recipe import ModelOptions
 from dsplit.shapes import DTYPE_BYTES, evaluate
-from dsplit.units import Split
+
+if TYPE_CHECKING:
+    from dsplit.models.family import ModelFamily, Task
+    from dsplit.units import Split
 
 FLOAT = "bfloat16"  # the run's dtype on the machines that dsplit is for
 WIDTH = 80
 
 
-@takes(ModelOptions)
+@takes(ModelOptions, only=("model", "model_path", "task", "trainable", "hub"))
 def tasks(given: Given) -> None:
     """List model families and tasks; with --model, show how each task is split.
 
@@ -36,7 +38,7 @@ def overview(given: Given) -> dict[str, Any]:
 
     options = build(ModelOptions, merge(given, {}))
     found = registry()
-    families, configs = list(found.families.values()), {}
+    families, configs = list(found.families.values()), dict[str, Any]()
     if options.model or options.model_path:
         family, configs = _family(options)
         families = [family]
@@ -70,7 +72,7 @@ def _family(options: ModelOptions) -> tuple[ModelFamily, dict[str, Any]]:
     from dsplit.models.registry import registry
 
     families = registry().families
-    if not options.model_path and options.model in families:
+    if options.model and options.model in families and not options.model_path:
         return families[options.model], {}
     place = find_place(options.model_path or str(options.model), options.hub)
     if place.folder.is_dir():

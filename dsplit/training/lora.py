@@ -1,0 +1,154 @@
+"""LoRA through peft: which modules are adapted, seeded initialisation, fp32 weights, and the state to save."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from dsplit.errors import TrainingError, UsageError
+from dsplit.models.model import Model
+from dsplit.training.lora_files import State, convert, packed
+from dsplit.training.rng import derived
+
+ADAPTABLE = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.Embedding)
+TEXT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj")  # attention of transformers' text encoders
+SHOWN = 40
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """How one component is adapted: its target entries, and the modules that they match."""
+
+    targets: tuple[str, ...]
+    modules: tuple[str, ...]
+
+
+def entries(targets: str | None, default: Sequence[str]) -> tuple[str, ...]:
+    """The target entries, trimmed. Raises UsageError if the list is empty."""
+    if targets is None:
+        return tuple(default)
+    found = tuple(dict.fromkeys(t.strip() for t in targets.split(",") if t.strip()))
+    if not found:
+        raise UsageError("--targets is empty: name at least one module, or leave the option out for the family's list")
+    return found
+
+
+def adapters(
+    skeletons: Mapping[str, torch.nn.Module], targets: str | None, family_targets: Sequence[str], own: Sequence[str]
+) -> dict[str, Adapter]:
+    """The adapter of every component that is to be trained.
+
+    skeletons: the components, with or without weights. own: the components that `family_targets` are meant for; others
+    take the attention projections of text encoders. An entry matches a module of that name, or whose name ends in
+    `.entry`. Raises UsageError for an entry that matches nothing anywhere, naming what exists, and for a component that
+    no entry matches.
+    """
+    wanted = {name: entries(targets, family_targets if name in own else TEXT_TARGETS) for name in skeletons}
+    names = {name: adaptable(module) for name, module in skeletons.items()}
+    matched = {
+        name: {entry: [m for m in names[name] if matches(entry, m)] for entry in wanted[name]} for name in skeletons
+    }
+    everything = [m for modules in names.values() for m in modules]
+    given = list(dict.fromkeys(e for found in wanted.values() for e in found))
+    unmatched = [e for e in given if not any(matched[name].get(e) for name in skeletons)]
+    optional = targets is None and not set(skeletons) <= set(own)
+    faults = [] if optional else [f"nothing matches {_with_nearest(e, everything)}" for e in unmatched]
+    faults += [f"no entry matches a module of {n}" for n in skeletons if not any(matched[n].values())]
+    if faults:
+        raise UsageError(f"--targets: {'; '.join(faults)}\nmodules that exist: {_shown(everything)}")
+    result = {}
+    for name, found in matched.items():
+        modules = dict.fromkeys(m for names in found.values() for m in names)
+        result[name] = Adapter(tuple(e for e, ms in found.items() if ms), tuple(modules))
+    return result
+
+
+def adaptable(module: torch.nn.Module) -> list[str]:
+    """The names of the modules that LoRA can adapt."""
+    return [name for name, m in module.named_modules() if isinstance(m, ADAPTABLE)]
+
+
+def matches(entry: str, name: str) -> bool:
+    """peft's rule for a list of targets."""
+    return name == entry or name.endswith(f".{entry}")
+
+
+def skeleton(model: Model, name: str) -> torch.nn.Module:
+    """The component without weights, of its config alone: takes no memory and reads no weight file.
+
+    Raises TrainingError for a component that is no module (a tokenizer).
+    """
+    from accelerate import init_empty_weights
+
+    component = model.family.component(name)
+    if not component.weights:
+        raise TrainingError(f"--trainable {name}: it has no weights to train")
+    module, _, cls_name = component.cls.rpartition(".")
+    cls = getattr(importlib.import_module(module), cls_name)
+    with init_empty_weights():
+        if hasattr(cls, "load_config"):  # diffusers
+            return cls.from_config(cls.load_config(model.part(name).folder))
+        return cls(cls.config_class.from_pretrained(model.part(name).folder, local_files_only=True))
+
+
+def inject(
+    components: Mapping[str, Any], plan: Mapping[str, Adapter], rank: int, alpha: float, seed: int
+) -> list[torch.nn.Parameter]:
+    """The new LoRA weights, fp32, in place in `components`; everything else of them is frozen.
+
+    The initialisation depends on `seed` alone and leaves torch's own generator as it was.
+    """
+    from diffusers.training_utils import cast_training_params
+    from peft import LoraConfig, inject_adapter_in_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derived(seed, "lora"))
+        for name, adapter in plan.items():
+            config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(adapter.targets))  # type: ignore[arg-type]
+            try:
+                inject_adapter_in_model(config, components[name])
+            except ValueError as error:
+                raise UsageError(f"--targets: peft cannot adapt {name}: {error}") from error
+            cast_training_params(components[name], torch.float32)
+    return [p for name in plan for p in components[name].parameters() if p.requires_grad]
+
+
+def state(components: Mapping[str, Any], trained: Sequence[str], lora_format: str) -> tuple[State, dict[str, str]]:
+    """The LoRA of the trained components as tensors (on the CPU, fp32) and file metadata, in `lora_format`."""
+    from diffusers.training_utils import _collate_lora_metadata
+    from peft import get_peft_model_state_dict
+
+    modules = {name: components[name] for name in trained}
+    tensors = {
+        f"{name}.{key}": tensor.detach().cpu()
+        for name, module in modules.items()
+        for key, tensor in get_peft_model_state_dict(module, adapter_name="default").items()
+    }
+    collated = _collate_lora_metadata(modules)
+    metadata = packed({name: collated[f"{name}_lora_adapter_metadata"] for name in trained})
+    return convert(tensors, metadata, "diffusers", lora_format)
+
+
+def _with_nearest(entry: str, modules: Sequence[str]) -> str:
+    """`'to_qq' (nearest: to_q, to_k)`."""
+    tails = _tails(modules)
+    endings = {t.split(".", k)[-1] for t in tails for k in range(t.count(".") + 1)}
+    near = get_close_matches(entry, sorted(e for e in endings if not e.isdigit()), n=3, cutoff=0.5)
+    return f"'{entry}' (nearest: {', '.join(near)})" if near else f"'{entry}'"
+
+
+def _tails(modules: Sequence[str]) -> list[str]:
+    """Names without the numbered block that they are in: `blocks.3.attn.to_q` -> `attn.to_q`."""
+    return list(dict.fromkeys(re.sub(r"^[a-z_.]+\.\d+\.(?=[a-z])", "", m) for m in modules))
+
+
+def _shown(modules: Sequence[str]) -> str:
+    tails = _tails(modules)
+    more = f" ... and {len(tails) - SHOWN} more" if len(tails) > SHOWN else ""
+    return ", ".join(tails[:SHOWN]) + more

@@ -1,0 +1,71 @@
+"""What a run leaves to look at: one JSON object per optimiser step, and a picture of the loss."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+METRICS, PICTURE = "metrics.jsonl", "loss.png"
+REDRAW_SECONDS = 60.0
+
+
+def smooth(losses: Sequence[float]) -> list[float]:
+    """The exponential moving average over about a tenth of the run, unbiased at its start."""
+    decay = 1 - 1 / max(5.0, min(100.0, len(losses) / 10))
+    total = weight = 0.0
+    averages = []
+    for loss in losses:
+        total, weight = decay * total + loss, decay * weight + 1
+        averages.append(total / weight)
+    return averages
+
+
+class Metrics:
+    """Writes `metrics.jsonl` line by line, so that a killed run keeps every step, and draws `loss.png`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.picture = folder / METRICS, folder / PICTURE
+        self.losses: list[float] = []
+        self._file: IO[str] | None = None
+        self._drawn = time.monotonic()
+
+    def __enter__(self) -> Metrics:
+        self._file = self.path.open("w", encoding="utf-8")
+        return self
+
+    def write(self, **figures: Any) -> None:
+        """Adds a line: step (from 1), epoch (from 0), loss, lr and more; floats keep every bit."""
+        assert self._file is not None
+        self._file.write(json.dumps(figures, allow_nan=False) + "\n")
+        self._file.flush()
+        self.losses.append(figures["loss"])
+        if time.monotonic() - self._drawn > REDRAW_SECONDS:
+            self.draw()
+
+    def draw(self) -> None:
+        """Draws the raw and the smoothed loss over the optimiser steps."""
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(8, 4.5), layout="constrained")
+        FigureCanvasAgg(figure)
+        axes = figure.add_subplot()
+        steps = range(1, len(self.losses) + 1)
+        axes.plot(steps, self.losses, color="0.75", linewidth=0.8, label="loss")
+        axes.plot(steps, smooth(self.losses), color="tab:blue", label="smoothed")
+        axes.set(xlabel="optimiser step", ylabel="loss", xlim=(1, max(2, len(self.losses))))
+        axes.legend()
+        temporary = self.picture.with_name(f".{self.picture.name}.tmp")
+        figure.savefig(temporary, format="png", dpi=120)
+        temporary.replace(self.picture)
+        self._drawn = time.monotonic()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        assert self._file is not None
+        self._file.close()
+        if self.losses:
+            self.draw()

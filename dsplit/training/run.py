@@ -1,0 +1,158 @@
+"""`dsplit train`: from options to a trained LoRA in the run folder. What can be refused is refused before loading."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsplit.cache.files import claim_folder
+from dsplit.console import say, warn
+from dsplit.errors import UsageError
+from dsplit.models.load import load_component, pick_device, set_threads
+from dsplit.recipe import DataOptions, ModelOptions, TrainOptions, stated
+from dsplit.training.batches import Order, Reader, buckets, describe, ragged_axes
+from dsplit.training.checkpoints import RunFolder, refuse_earlier
+from dsplit.training.job import Job, cached_job, check_devices, live_job
+from dsplit.training.loop import Schedule, fit, known_schedules
+from dsplit.training.lora import adapters, inject, skeleton
+from dsplit.training.lora_files import refuse_format
+from dsplit.training.objective import Objective
+
+OUT = "runs/lora"
+LR, RANK = 1e-4, 32  # where neither the user nor the family states them
+BUCKETS_SHOWN = 12
+LIBRARIES = ("dsplit", "torch", "diffusers", "transformers", "accelerate", "peft", "safetensors")
+
+
+def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> dict[str, Any]:
+    """Trains a LoRA, from a cache or unsplit; gives back the `--json` object of `dsplit train`.
+
+    Raises UsageError, DataError, CacheError, ModelError or TrainingError before anything is loaded where it can, and
+    TrainingError where training cannot go on.
+    """
+    started = time.monotonic()
+    out = Path(train.out or OUT)
+    refuse_earlier(out, train.overwrite)
+    set_threads(model.threads)
+    device = pick_device(model.device)
+    job = (cached_job if train.from_cache else live_job)(model, data, train, device)
+    train = _resolved(train, job)
+    skeletons = {name: skeleton(job.model, name) for name in job.trained}
+    plan = adapters(skeletons, train.targets, job.family.lora_targets, job.family.trainable)
+    check_devices(job.rows)
+    claim_folder(out)
+
+    order = Order(
+        buckets(job.rows, job.task.group_by),
+        train.batch_size,
+        train.repeat,
+        train.gradient_accumulation_steps,
+        train.seed,
+    )
+    total = train.max_steps or order.steps_per_epoch * train.epochs
+    _say_plan(job, order, total, train, device)
+    job.components.update({name: load_component(job.model, name, job.dtype, device) for name in job.loaded})
+    weights = inject(job.components, plan, int(train.rank or 0), float(train.alpha or 0), train.seed)
+    say(
+        f"LoRA: {', '.join(f'{len(a.modules)} modules of {n}' for n, a in plan.items())}; rank {train.rank}, "
+        f"alpha {train.alpha:g}, {sum(w.numel() for w in weights):,} weights in {_dtype(weights[0].dtype)}"
+    )
+    for name in job.trained:
+        _train_mode(job.components[name], train.gradient_checkpointing)
+    scheduler = job.model.config("scheduler") if job.model.has("scheduler") else None
+    objective = Objective(
+        job.family, job.task, job.components, job.trained, job.family.noise.build(scheduler), train.seed, asdict(train)
+    )
+    run = RunFolder(out, job.components, job.trained, train.lora_format, total, train.save_steps)
+    run.begin(_recipe(job, model, data, train, device, total))
+    schedule = Schedule(train.lr_scheduler, float(train.lr or 0), train.weight_decay, train.lr_warmup_steps, total)
+    reader = Reader(job.rows, ragged_axes(objective.widest))
+    metrics = fit(objective, weights, reader, order, schedule, run, device, 0 if job.live else train.workers)
+    return {
+        "steps": total,
+        "epochs": math.ceil(total / order.steps_per_epoch),
+        "rows": len(job.rows.ids),
+        "first_loss": metrics.losses[0],
+        "last_loss": metrics.losses[-1],
+        "checkpoints": [str(path) for path in run.saved],
+        "metrics": str(metrics.path),
+        "seconds": round(time.monotonic() - started, 3),
+    }
+
+
+def _resolved(train: TrainOptions, job: Job) -> TrainOptions:
+    """The options with the family's defaults in place of what nobody stated. Raises UsageError for what cannot be."""
+    defaults = job.family.defaults
+    rank = train.rank or int(defaults.get("rank", RANK))
+    alpha = float(rank) if train.alpha is None else train.alpha
+    lr = float(defaults.get("lr", LR)) if train.lr is None else train.lr
+    schedules = known_schedules()
+    if train.lr_scheduler not in schedules:
+        raise UsageError(f"--lr-scheduler: unknown '{train.lr_scheduler}'; choose from {', '.join(schedules)}")
+    if not 0 < alpha < math.inf:
+        raise UsageError(f"--alpha {alpha:g}: it must be above 0")
+    refuse_format(train.lora_format, job.trained)
+    if job.live and train.workers:
+        warn("--workers: an unsplit run encodes in this process; ignored")
+    return replace(train, rank=rank, alpha=alpha, lr=lr)
+
+
+def _say_plan(job: Job, order: Order, total: int, train: TrainOptions, device: torch.device) -> None:
+    """Says what is going to happen, before anything takes long."""
+    counts = order.counts()
+    batches = sum(n for _, n in counts.values())
+    epochs = total / order.steps_per_epoch
+    say(
+        f"train: {len(job.rows.ids)} rows in {_count(len(counts), 'bucket')}, {_count(batches, 'batch')} per epoch, "
+        f"{_count(total, 'step')} ({epochs:.3g} epochs); {job.family.name} {job.task.name}, "
+        f"{'from cache' if train.from_cache else 'unsplit'}, {_dtype(job.dtype)} on {device}, "
+        f"lr {train.lr:g} {train.lr_scheduler}"
+    )
+    for bucket, (rows, n) in list(counts.items())[:BUCKETS_SHOWN]:
+        say(f"  {describe(bucket, job.task.group_by)}: {_count(rows, 'row')}, {_count(n, 'batch')}")
+    if len(counts) > BUCKETS_SHOWN:
+        say(f"  and {len(counts) - BUCKETS_SHOWN} more buckets")
+
+
+def _train_mode(component: Any, checkpointing: bool) -> None:
+    component.train()
+    if not checkpointing:
+        return
+    if hasattr(component, "gradient_checkpointing_enable"):  # transformers; diffusers is not re-entrant by itself
+        component.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    else:
+        component.enable_gradient_checkpointing()
+
+
+def _recipe(
+    job: Job, model: ModelOptions, data: DataOptions, train: TrainOptions, device: torch.device, total: int
+) -> dict[str, Any]:
+    """All settings of the run, resolved, and the versions of what ran."""
+    resolved = {
+        "family": job.family.name,
+        "model": job.model.name,
+        "trainable": job.trained,
+        "dtype": _dtype(job.dtype),
+        "device": str(device),
+        "threads": torch.get_num_threads(),
+        "steps": total,
+        "rows": len(job.rows.ids),
+    }
+    versions = {name: version(name) for name in LIBRARIES}
+    groups = {"model": stated(model), "data": stated(data), "train": stated(train)}
+    return {"command": "train", **groups, "resolved": resolved, "versions": versions}
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _count(n: int, noun: str) -> str:
+    plural = noun + ("es" if noun.endswith("ch") else "s")
+    return f"{n} {noun if n == 1 else plural}"

@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
-import sysconfig
-import venv
 from pathlib import Path
 from types import ModuleType
 
@@ -17,6 +12,7 @@ import torch
 from safetensors import safe_open
 
 from tests import tiny
+from tests.environments import new_environment, run
 
 PLUGIN = Path(__file__).parent / "third_party_plugin"
 PROMPTS = ("a red circle", "a large blue square on a green ground", "a red circle")
@@ -86,17 +82,7 @@ def test_its_units_equal_the_pipeline(plugin: ModuleType) -> None:
 
 @pytest.fixture(scope="module")
 def python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The python of a new environment that holds the plugin and sees the packages of this one."""
-    folder = tmp_path_factory.mktemp("stranger") / "venv"
-    venv.create(folder, with_pip=False, symlinks=True)
-    executable = folder / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-    here = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
-    theirs = sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)})
-    lines = [f"import site; site.addsitedir({path!r})" for path in sorted(here)]  # follows the .pth files there, too
-    Path(theirs, "packages_of_the_tests.pth").write_text("\n".join(lines) + "\n")
-    pip = [sys.executable, "-m", "pip", "--python", str(executable), "install", "--quiet", "--no-index", "--no-deps"]
-    run([*pip, "--no-build-isolation", str(PLUGIN)])
-    return executable
+    return new_environment(tmp_path_factory.mktemp("stranger") / "venv", PLUGIN)
 
 
 @pytest.fixture(scope="module")
@@ -104,14 +90,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("stranger") / "model"
     aura_flow().save_pretrained(folder)
     return folder
-
-
-def run(command: list[str], cwd: Path | None = None) -> str:
-    """What the command prints on stdout."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=cwd, env=environment)
-    assert result.returncode == 0, result.stderr
-    return result.stdout
 
 
 @pytest.mark.slow

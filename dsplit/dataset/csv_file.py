@@ -1,0 +1,62 @@
+"""Reads CSV metadata: cells exactly as written, each record with its physical line."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+from dsplit.dataset.faults import Fault
+from dsplit.dataset.table import Record, Table, encoding_fault, physical_lines
+from dsplit.errors import DataError
+
+LONGEST_CELL = 2**31 - 1  # the largest limit that the csv module takes everywhere
+QUOTE_REMEDY = "put a text with commas, quotes or line breaks between double quotes, and double the quotes inside it"
+
+
+def read_csv(path: Path, source: str) -> Table:
+    """The table in `path`; a record whose quoting, encoding or number of fields is wrong carries the fault.
+
+    A short record is one whose last cells are absent. Raises DataError where the header cannot be read.
+    """
+    csv.field_size_limit(LONGEST_CELL)
+    bad: dict[int, str] = {}
+    reader = csv.reader(physical_lines(path, source, bad), strict=True)
+    header: tuple[str, ...] | None = None
+    place, records = f"{source}:1", []
+    while True:
+        line = reader.line_num + 1
+        fields: list[str] = []
+        faults: tuple[Fault, ...] = ()
+        try:
+            fields = next(reader)
+        except StopIteration:
+            break
+        except csv.Error as error:
+            faults = (_quoting_fault(source, line, str(error)),)
+        faults = (*(encoding_fault(source, n, bad.pop(n)) for n in list(bad)), *faults)
+        if not faults and _is_blank(fields, header):
+            continue
+        if header is None:
+            if faults:
+                raise DataError("cannot read the header of the metadata", [f.problem for f in faults])
+            header, place = tuple(name.strip() for name in fields), f"{source}:{line}"
+            continue
+        if not faults and len(fields) > len(header):
+            faults = (_count_fault(source, line, len(fields), header),)
+        records.append(Record(line, {} if faults else dict(zip(header, fields, strict=False)), faults))
+    return Table(source, header or (), tuple(records), place)
+
+
+def _is_blank(fields: list[str], header: tuple[str, ...] | None) -> bool:
+    """True for a line without text; in a table of one column, a quoted empty cell is a cell."""
+    return not fields or (len(fields) == 1 and not fields[0].strip() and (header is None or len(header) > 1))
+
+
+def _count_fault(source: str, line: int, count: int, header: tuple[str, ...]) -> Fault:
+    what = f"{count} fields, expected {len(header)} ({', '.join(header)})"
+    return Fault("wrong number of fields", f"{source}:{line}", what, QUOTE_REMEDY)
+
+
+def _quoting_fault(source: str, line: int, error: str) -> Fault:
+    what = "a quote opened here is never closed" if "unexpected end" in error else f"wrong quoting ({error})"
+    return Fault("wrong quoting", f"{source}:{line}", what, QUOTE_REMEDY)

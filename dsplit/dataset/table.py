@@ -1,0 +1,69 @@
+"""A metadata file as read: its columns and its records with their line numbers, before any cell has a type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dsplit.dataset.faults import Fault
+from dsplit.errors import DataError, Problem
+
+UTF8_REMEDY = "save the file as UTF-8 (an editor on Windows may have written it in another encoding)"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One record. line: its first physical line, 0 in a folder. cells: by the names found. faults: unusable if any."""
+
+    line: int
+    cells: Mapping[str, Any]
+    faults: tuple[Fault, ...] = ()
+
+
+@dataclass(frozen=True)
+class Table:
+    """A metadata file or a plain folder.
+
+    source: as the user gave it. columns: names found, in order, doubled ones twice. records: in the file's order.
+    header: the place of the column names. warnings: what the user should know, but need not mend.
+    """
+
+    source: str
+    columns: tuple[str, ...]
+    records: tuple[Record, ...]
+    header: str
+    warnings: tuple[Problem, ...] = field(default=())
+
+
+def not_utf8(line: str) -> str:
+    """The first byte of `line` that is not UTF-8, as `byte 0x92`; empty if the line is text."""
+    if line.isascii():
+        return ""
+    try:
+        line.encode("utf-8")
+    except UnicodeEncodeError as error:
+        return f"byte 0x{ord(line[error.start]) - 0xDC00:02x}"
+    return ""
+
+
+def encoding_fault(source: str, line: int, byte: str) -> Fault:
+    """The fault of a line that is not UTF-8."""
+    return Fault("not UTF-8", f"{source}:{line}", f"{byte} is not UTF-8", UTF8_REMEDY)
+
+
+def physical_lines(path: Path, source: str, bad: dict[int, str]) -> Iterator[str]:
+    """The lines of a text file with their line ends, without a byte-order mark, exactly as written.
+
+    Fills `bad` with line number -> byte for the lines that are not UTF-8; such bytes come out as lone surrogates.
+    Raises DataError for a UTF-16 file.
+    """
+    with path.open("rb") as raw:
+        if raw.read(2) in (b"\xff\xfe", b"\xfe\xff"):
+            raise DataError("cannot read the metadata", [Problem(f"{source}:1", "UTF-16, not UTF-8", UTF8_REMEDY)])
+    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        for number, line in enumerate(file, 1):
+            if byte := not_utf8(line):
+                bad[number] = byte
+            yield line

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,8 +34,11 @@ class LoraFile:
         state, metadata = read(path)
         return cls(path, state, json.loads(metadata.get(METADATA_KEY, "{}")))
 
-    def check(self, pipeline: Any) -> None:
-        """Raises ModelError unless every key fits a module of `pipeline`, and the ranks agree."""
+    def check(self, pipeline: Any, trainable: Sequence[str]) -> None:
+        """Raises ModelError unless every key fits a module of `pipeline`, and the ranks agree.
+
+        trainable: the components that LoRAs are usually made for; the message takes its example from them.
+        """
         modules = {
             f"{name}.{module}": layer.weight
             for name in pipeline.components
@@ -47,7 +50,7 @@ class LoraFile:
             theirs = f"'{odd[0]}' {tuple(self.state[odd[0]].shape)}"
             raise ModelError(
                 f"{self.path}: {count - len(odd)} of {count} keys fit this model: the file has {theirs}; "
-                f"the model has {_nearest(odd[0], modules)}; give a LoRA that was trained on this model"
+                f"the model has {_nearest(odd[0], modules, trainable)}; give a LoRA that was trained on this model"
             )
         self._check_ranks()
 
@@ -111,11 +114,11 @@ def _fits(key: str, tensor: torch.Tensor, modules: Mapping[str, torch.Tensor]) -
     return tensor.shape[1] == weight.shape[1] if match["side"] == "A" else tensor.shape[0] == weight.shape[0]
 
 
-def _nearest(key: str, modules: Mapping[str, torch.Tensor]) -> str:
-    """The module most like `key`, with its shape."""
+def _nearest(key: str, modules: Mapping[str, torch.Tensor], trainable: Sequence[str]) -> str:
+    """The module of the trainable components that is most like `key`, with its shape."""
     from difflib import get_close_matches
 
-    weights = {n: w for n, w in modules.items() if w.ndim > 1}
+    weights = {n: w for n, w in modules.items() if w.ndim > 1 and n.partition(".")[0] in trainable}
     wanted = re.sub(r"\.lora_[AB].*", "", key)
     name = next(iter(get_close_matches(wanted, weights, n=1, cutoff=0.0)), None)
     return f"'{name}' {tuple(weights[name].shape)}" if name else "no module with weights"

@@ -32,6 +32,7 @@ def run_validate(model: ModelOptions, data: DataOptions, validate: ValidateOptio
     from dsplit.cache.files import claim_folder
     from dsplit.models.load import pick_device, pick_dtype, set_threads
     from dsplit.models.locate import locate
+    from dsplit.validation.pictures import save
 
     lora = find_lora(validate.lora, run, needed=not validate.parity)
     out = Path(validate.out) if validate.out else (lora.parent if lora else run) / "validate"
@@ -39,22 +40,36 @@ def run_validate(model: ModelOptions, data: DataOptions, validate: ValidateOptio
     set_threads(model.threads)
     device = pick_device(model.device)
     dtype = pick_dtype(model.dtype, device)
-    names = [c.name for c in locate(model).family.components]
-    located = locate(model, fetch=names)
+    names = [c.name for c in locate(model, hub=model.hub).family.components]
+    located = locate(model, fetch=names, hub=model.hub)
     pairs = draw_pairs(located, lora, out, validate, dtype, device) if lora else []
     parity = None
     if validate.parity:
         from dsplit.validation.parity import check_parity
 
-        parity = check_parity(located, model, data, validate)
+        parity = check_parity(model, data, validate)
     recipe = {"command": "validate", **stated(model), **stated(data), **stated(validate)}
-    settings = {
-        "Model": located.name,
-        "LoRA": lora or "none",
-        "Device": f"{device}, {str(dtype).removeprefix('torch.')}",
-        "Options": " ".join(f"--{k.replace('_', '-')} {v}" for k, v in stated(validate).items() if k != "prompt"),
+    save((json.dumps(recipe, indent=2, ensure_ascii=False) + "\n").encode(), out / "recipe.json")
+    machine = {"Device": str(device), "Dtype": str(dtype).removeprefix("torch.")}
+    return write_results(out, located, lora, pairs, parity, settings(validate, located, lora) | machine)
+
+
+def settings(options: ValidateOptions, model: Model, lora: Path | None) -> dict[str, str]:
+    """What the report's table says."""
+    from dsplit.validation.pipeline import picture_size
+
+    if lora is None:
+        return {"Model": model.name, "Seed": str(options.seed)}
+    width, height = picture_size(options.size, model.family)
+    return {
+        "Model": model.name,
+        "LoRA": str(lora),
+        "LoRA scale": f"{options.lora_scale:g}",
+        "Size": f"{width}x{height}",
+        "Steps": str(options.steps),
+        "CFG": f"{options.cfg:g}",
+        "Seed": str(options.seed),
     }
-    return write_results(out, located, lora, pairs, parity, settings, recipe)
 
 
 def find_lora(stated_path: str | None, run: Path, *, needed: bool) -> Path | None:
@@ -91,7 +106,7 @@ def draw_pairs(
     )
     pipeline = load_pipeline(model, dtype, device, cpu_offload=options.cpu_offload)
     check_steps(options.steps, pipeline.scheduler)
-    adapter.check(pipeline)
+    adapter.check(pipeline, model.family.trainable)
     folder = out / "images"
     pairs = []
     for k, prompt in enumerate(prompts, 1):
@@ -101,7 +116,9 @@ def draw_pairs(
         for pair in pairs:
             save_png(draw(pipeline, pair.prompt, size, options), pair.base)
             progress.advance()
-        say(f"{adapter.attach(pipeline, options.lora_scale)} modules patched by {lora} (scale {options.lora_scale:g})")
+        patched = adapter.attach(pipeline, options.lora_scale)
+        keys = len(adapter.state)
+        say(f"{lora}: {keys} of {keys} keys loaded, {patched} modules patched, scale {options.lora_scale:g}")
         for pair in pairs:
             save_png(draw(pipeline, pair.prompt, size, options), pair.lora)
             progress.advance()
@@ -119,14 +136,14 @@ def write_results(
     lora: Path | None,
     pairs: Sequence[Pair],
     parity: dict[str, Any] | None,
-    settings: dict[str, Any],
-    recipe: dict[str, Any],
+    settings: dict[str, str],
 ) -> dict[str, Any]:
-    """Writes grid, report and recipe into `out`; the `--json` object."""
+    """Writes grid and report into `out`; the `--json` object."""
     from dsplit.validation import pictures, report
 
     title = f"{model.family.title} with {lora.name}" if lora else f"{model.family.title}, split against unsplit"
-    subtitle = settings["Options"]
+    shown = ("Size", "Steps", "CFG", "LoRA scale", "Seed")
+    subtitle = " · ".join(f"{name} {settings[name]}" for name in shown if name in settings)
     grid = None
     if pairs:
         grid = out / "grid.png"
@@ -136,7 +153,6 @@ def write_results(
         title, subtitle, pairs, settings, loss_curve=curve if curve and curve.is_file() else None, parity=parity
     )
     pictures.save(page.encode(), out / "report.html")
-    pictures.save((json.dumps(recipe, indent=2, ensure_ascii=False) + "\n").encode(), out / "recipe.json")
     return {
         "images": [{"prompt": p.prompt, "seed": p.seed, "base": str(p.base), "lora": str(p.lora)} for p in pairs],
         "grid": str(grid) if grid else None,

@@ -1,0 +1,171 @@
+"""Split against unsplit on the user's own rows: boundary values, losses and gradients, computed both ways."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dsplit.cache.run import run_cache
+from dsplit.console import Progress, say
+from dsplit.errors import CacheError
+from dsplit.models.load import load_component, pick_device
+from dsplit.recipe import CacheOptions, DataOptions, ModelOptions, TrainOptions, ValidateOptions
+from dsplit.training.batches import Reader, Rows, ragged_axes
+from dsplit.training.job import Job, cached_job, live_job
+from dsplit.training.lora import adapters, inject, skeleton
+from dsplit.training.objective import Objective
+
+RANK = 4
+SPREAD = 0.02  # of the LoRA's weights: with peft's zeros in B, half of the gradients would be zero whatever happens
+
+Values = Mapping[str, torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Some rows of `rows`, their values held in memory."""
+
+    rows: Rows
+    numbers: Sequence[int]
+    held: Sequence[Values]
+
+    @property
+    def ids(self) -> Sequence[str]:
+        return [self.rows.ids[i] for i in self.numbers]
+
+    def place(self, i: int) -> str:
+        return self.rows.place(self.numbers[i])
+
+    def columns(self, i: int) -> dict[str, Any]:
+        return self.rows.columns(self.numbers[i])
+
+    def group(self, i: int) -> Hashable:
+        return self.rows.group(self.numbers[i])
+
+    def values(self, i: int) -> dict[str, torch.Tensor]:
+        return dict(self.held[i])
+
+
+def check_parity(model: ModelOptions, data: DataOptions, validate: ValidateOptions) -> dict[str, Any]:
+    """`rows`, the largest differences `max_value`, `max_loss` and `max_gradient`, `tolerance`, and whether it is `ok`.
+
+    The first rows of the data set are encoded into a new cache, or read from the one that is given, and encoded anew as
+    an unsplit run does; then both go through the training loss with the same noise and the same random LoRA. Encoders
+    and the trained component are never in memory together. Raises CacheError for a row that the given cache lacks.
+    """
+    device = pick_device(model.device)
+    with tempfile.TemporaryDirectory(prefix="dsplit-parity-") as folder:
+        if not validate.from_cache:
+            run_cache(model, data, CacheOptions(out=folder, name=validate.name), first=validate.parity_rows)
+        train = TrainOptions(from_cache=validate.from_cache or folder, name=validate.name, seed=validate.seed)
+        job = cached_job(model, data, train, device)
+        live = live_job(replace(model, dtype=str(job.dtype).removeprefix("torch.")), data, train, device)
+        count = min(validate.parity_rows, len(live.rows.ids))
+        numbers = _joined(job.rows, live.rows, count, Path(str(train.from_cache)))
+        split = Kept(job.rows, numbers, [job.rows.values(i) for i in numbers])
+    unsplit = Kept(live.rows, range(count), _encoded(live, job, count, device))
+    differences = value_differences(split, unsplit)
+    for name, largest_one in differences.items():
+        say(f"parity: {name}: largest difference {largest_one:g}")
+
+    objective, weights = _objective(job, train, device)
+    losses, gradients = zip(*(_backward(objective, weights, rows, device) for rows in (split, unsplit)), strict=True)
+    largest = {
+        "max_value": max(differences.values(), default=0.0),
+        "max_loss": difference(losses[0], losses[1]),
+        "max_gradient": max(difference(a, b) for a, b in zip(*gradients, strict=True)),
+    }
+    ok = all(d <= validate.tolerance for d in largest.values())
+    return {"rows": count, **largest, "tolerance": validate.tolerance, "ok": ok}
+
+
+def value_differences(split: Rows, unsplit: Rows) -> dict[str, float]:
+    """The largest difference per boundary value. Raises CacheError where the two do not even have one shape."""
+    largest: dict[str, float] = {}
+    for i in range(len(split.ids)):
+        stored, fresh = split.values(i), unsplit.values(i)
+        for name in dict.fromkeys((*stored, *fresh)):
+            shapes = [tuple(v[name].shape) if name in v else None for v in (stored, fresh)]
+            if shapes[0] != shapes[1]:
+                raise CacheError(
+                    f"{unsplit.place(i)}: '{name}' is {shapes[0] or 'absent'} in the cache, {shapes[1] or 'absent'} "
+                    "now; the cache was made with other options, so give the same ones here"
+                )
+            largest[name] = max(largest.get(name, 0.0), difference(stored[name], fresh[name]))
+    return largest
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest absolute difference; 0 only if all elements are equal, infinite where one of two is NaN."""
+    if torch.equal(a, b):
+        return 0.0
+    return (a.double() - b.double()).abs().nan_to_num(nan=torch.inf).max().item()
+
+
+def _joined(cached: Rows, live: Rows, count: int, folder: Path) -> list[int]:
+    """The numbers in the cache of the first `count` rows of the data set, joined by id."""
+    numbers = {row: i for i, row in enumerate(cached.ids)}
+    absent = [live.place(i) for i in range(count) if live.ids[i] not in numbers]
+    if absent:
+        raise CacheError(
+            f"{folder}: {len(absent)} of {count} rows are not in the cache, e.g. {absent[0]}; run `dsplit cache` again"
+        )
+    return [numbers[live.ids[i]] for i in range(count)]
+
+
+def _encoded(live: Job, cached: Job, count: int, device: torch.device) -> list[Values]:
+    """The values of the first `count` rows, made by the encoders, which are let go afterwards."""
+    encoders = [name for name in live.loaded if name not in cached.trained]
+    live.components.update({name: load_component(live.model, name, live.dtype, device) for name in encoders})
+    with Progress("encode anew", count) as progress:
+        values: list[Values] = []
+        for i in range(count):
+            values.append({name: tensor.cpu() for name, tensor in live.rows.values(i).items()})
+            progress.advance()
+    live.components.clear()
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    return values
+
+
+def _objective(job: Job, train: TrainOptions, device: torch.device) -> tuple[Objective, list[torch.nn.Parameter]]:
+    """The training loss with a random LoRA on the family's targets, and its weights."""
+    plan = adapters(
+        {n: skeleton(job.model, n) for n in job.trained}, None, job.family.lora_targets, job.family.trainable
+    )
+    components = {name: load_component(job.model, name, job.dtype, device) for name in job.loaded}
+    weights = inject(components, plan, RANK, RANK, train.seed)
+    generator = torch.Generator().manual_seed(train.seed)
+    with torch.no_grad():
+        for weight in weights:
+            weight.copy_(SPREAD * torch.randn(weight.shape, generator=generator))
+    for name in job.trained:
+        if hasattr(components[name], "enable_gradient_checkpointing"):  # equal bits, and far less memory
+            components[name].enable_gradient_checkpointing()
+    process = job.family.noise.build(job.model.config("scheduler") if job.model.has("scheduler") else None)
+    return Objective(job.family, job.task, components, job.trained, process, train.seed, asdict(train)), weights
+
+
+def _backward(
+    objective: Objective, weights: Sequence[torch.nn.Parameter], rows: Rows, device: torch.device
+) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The loss of each row, and the gradient of each weight summed over the rows."""
+    reader = Reader(rows, ragged_axes(objective.widest))
+    for weight in weights:
+        weight.grad = None
+    losses = []
+    with Progress("loss and gradient", len(rows.ids)) as progress:
+        for i in range(len(rows.ids)):
+            loss = objective(reader.read([(i, 0)]).to(device)).sum()
+            loss.backward()
+            losses.append(loss.detach().cpu())
+            progress.advance()
+    # a weight that the model never uses has no gradient
+    return torch.stack(losses), [torch.zeros(()) if w.grad is None else w.grad.cpu() for w in weights]

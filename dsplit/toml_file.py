@@ -18,15 +18,15 @@ from dsplit.recipe import CacheOptions, DataOptions, ModelOptions, TrainOptions,
 NAME = "dsplit.toml"
 SHARED = {"model": ModelOptions, "data": DataOptions}
 COMMANDS: dict[str, type] = {"cache": CacheOptions, "train": TrainOptions, "validate": ValidateOptions}
-
-Sections = Mapping[str, Mapping[str, Any]]
+PATHS = {"data", "metadata", "out", "from_cache", "lora"}
+PERHAPS_PATHS = {"model", "model_path"}  # a path if it is one, seen from the file's folder; else a name
 
 
 def read_toml(folder: Path) -> dict[str, dict[str, Any]]:
     """The settings in `folder`/dsplit.toml by section, names with underscores; empty where there is no such file.
 
-    Top-level options are merged into their sections. Raises UsageError for anything that is not TOML, and for unknown
-    sections and keys, all of them at once with the nearest names.
+    Top-level options are merged into their sections; relative paths start at `folder`. Raises UsageError for anything
+    that is not TOML, and for unknown sections and keys, all of them at once with the nearest names.
     """
     path = folder / NAME
     sections: dict[str, dict[str, Any]] = {name: {} for name in (*SHARED, *COMMANDS)}
@@ -49,7 +49,7 @@ def read_toml(folder: Path) -> dict[str, dict[str, Any]]:
         faults += [f"[{section}] '{name}'{_where(name, section)}" for name in values if name not in known]
     if faults:
         raise UsageError("\n  ".join([f"{path}: unknown settings", *faults]))
-    return sections
+    return {s: {n: _from(folder, n, v) for n, v in values.items()} for s, values in sections.items()}
 
 
 def names_of(group: type) -> list[str]:
@@ -61,6 +61,12 @@ def names_in(section: str) -> list[str]:
     """The option names that a section may hold."""
     shared = [n for group in SHARED.values() for n in names_of(group)]
     return names_of(SHARED[section]) if section in SHARED else [*names_of(COMMANDS[section]), *shared]
+
+
+def _from(folder: Path, name: str, value: Any) -> Any:
+    """The value, a relative path in it made to start at `folder`."""
+    is_path = name in PATHS or (name in PERHAPS_PATHS and isinstance(value, str) and (folder / value).exists())
+    return str(folder / value) if is_path and isinstance(value, str) and value else value
 
 
 def _parse(path: Path) -> dict[str, Any]:

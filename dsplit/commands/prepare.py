@@ -2,10 +2,188 @@
 
 from __future__ import annotations
 
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dsplit.commands.families import named_family, needed_components, trained_names
 from dsplit.commands.options import Given, takes
+from dsplit.commands.resolve import resolve
+from dsplit.commands.result import show, size
+from dsplit.commands.template import template
+from dsplit.errors import ModelError, UsageError
 from dsplit.recipe import DataOptions, ModelOptions, PrepareOptions
+from dsplit.toml_file import NAME, PATHS, PERHAPS_PATHS
+
+if TYPE_CHECKING:
+    from dsplit.models.model import Model
+
+ALONE = ("verify", "demo", "check")  # each is the whole job
 
 
 @takes(ModelOptions, DataOptions, PrepareOptions)
 def prepare(given: Given) -> None:
-    """Make a run folder: write dsplit.toml, check the data set, fetch the weights."""
+    """Make a run folder: check the data set, fetch the weights, write dsplit.toml.
+
+    Fetches only what is missing or damaged. --dataset fetches a data set; --check, --verify and --demo do only that.
+    """
+    if len(both := [n for n in ALONE if given.get(n)]) > 1:
+        raise UsageError(f"--{both[0]} and --{both[1]} are two jobs; do them one after the other")
+    show(given, lambda: _prepare(given), _text)
+
+
+def _prepare(given: Given) -> dict[str, Any]:
+    if given.get("verify"):
+        return verify(Path(given["verify"]))
+    if given.get("demo"):
+        from dsplit.demo import write_demo
+
+        write_demo(Path(given["demo"]))
+        return {"demo": given["demo"]}
+    folder = Path(given.get("out") or ".")
+    model, data, options = resolve("prepare", given, PrepareOptions, folder)
+    if options.stage not in (None, 1, 2):
+        raise UsageError(f"--stage {options.stage}: there are two stages, 1 and 2")
+    result: dict[str, Any] = {}
+    if options.dataset:
+        from dsplit.models.fetch import fetch_dataset
+
+        target = Path(options.local_dir or Path("data", options.dataset))
+        fetch_dataset(options.dataset, hub=model.hub, include=options.include, local_dir=target)
+        result["dataset"] = str(target)
+        if not {"model", "data", "metadata", "out"} & set(given):
+            return result
+    if data.data or data.metadata:
+        result |= check(model, data, model.hub if options.fetch and not options.check else None)
+    elif options.check:
+        raise UsageError("--check: name the data set by --data, --metadata or both")
+    if options.check:
+        return result
+    stated = {n: given[n] for n in given if n in {f.name for g in (ModelOptions, DataOptions) for f in fields(g)}}
+    if model.model or model.model_path:
+        result["weights"] = weights(model, options)
+    return result | {"toml": write_toml(folder, stated, overwrite=options.overwrite)}
+
+
+def verify(folder: Path) -> dict[str, Any]:
+    """Checks every weight file below `folder` without loading any; raises ModelError with all faults."""
+    from dsplit.console import warn
+    from dsplit.models import weights
+
+    for note in weights.notes(folder) if folder.exists() else ():
+        warn(str(note))
+    if found := weights.faults(folder):
+        raise ModelError("\n".join([f"{folder}: {len(found)} fault(s)", *(f"  {p}" for p in found)]))
+    return {"verified": str(folder)}
+
+
+def check(model: ModelOptions, data: DataOptions, hub: str | None = None) -> dict[str, Any]:
+    """Reads the data set wholly, no model: rows, buckets, encodes needed, and the size of the cache.
+
+    hub: where the index of a model that is not here may come from. Raises DataError with the faults of all rows.
+    """
+    from dsplit.cache.plan import Planner, estimated_bytes
+    from dsplit.console import warn
+    from dsplit.dataset import read_dataset
+    from dsplit.models.registry import registry
+
+    family, names = named_family(model, hub)
+    planner = Planner(family, registry().task(model.task), trained_names(model))
+    found = read_dataset(data, family.columns_for(planner.task), family.size_factor, decode=True)
+    for problem in found.warnings:
+        warn(str(problem))
+    for problem in found.skipped:
+        warn(f"left out: {problem}")
+    # equal pictures are told apart only by hashing their bytes, which stage 1 does: here a path stands for them
+    files = {path: str(path) for row in found.rows for path in row.files.values()}
+    dtype = model.dtype or "bfloat16"
+    calls = planner.plan(found.rows, files, dict.fromkeys(planner.components, ""), dtype).calls.values()
+    return {
+        "family": family.name,
+        "rows": len(found.rows),
+        "skipped": len(found.skipped),
+        "warnings": len(found.warnings),
+        "buckets": {f"{w}x{h}": n for (w, h), n in Counter(r.size for r in found.rows).most_common()},
+        "encodes": dict(Counter(c.job.unit.identity for c in calls)),
+        "bytes": estimated_bytes(calls, names, dtype),
+        "dtype": dtype,
+    }
+
+
+def weights(model: ModelOptions, options: PrepareOptions) -> dict[str, str]:
+    """The folder of each component that the stage needs, fetched if need be and without faults."""
+    from dsplit.models.locate import locate
+
+    family, _ = named_family(model, model.hub if options.fetch else None)
+    units = needed_components(family, model, options.stage)
+    if options.local_dir and not options.dataset:
+        raise UsageError("--local-dir without --dataset: weights go to ./models/REPO; put them elsewhere yourself")
+    found: Model = locate(model, fetch=list(units) if options.fetch else None, hub=model.hub)
+    found.require([c for c, unit in units.items() if unit], units)
+    present = [c for c in units if found.has(c)]
+    found.check(present)
+    return {c: str(found.part(c).folder) for c in present}
+
+
+def write_toml(folder: Path, stated: Mapping[str, Any], *, overwrite: bool) -> str:
+    """Writes `folder`/dsplit.toml with the stated options, their paths made to start there; gives back its path.
+
+    One that is there is left as it is unless `overwrite`.
+    """
+    from dsplit.console import warn
+
+    path = folder / NAME
+    if path.exists() and not overwrite:
+        if stated:
+            names = ", ".join(f"--{n.replace('_', '-')}" for n in stated)
+            warn(f"{path} exists and is left as it is; {names} are not written into it (--overwrite replaces it)")
+        return str(path)
+    sections = {
+        section: {f.name: _seen_from(folder, f.name, stated[f.name]) for f in fields(group) if f.name in stated}
+        for section, group in (("model", ModelOptions), ("data", DataOptions))
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{NAME}.{os.getpid()}.part")
+    part.write_text(template(sections), encoding="utf-8")
+    os.replace(part, path)
+    return str(path)
+
+
+def _seen_from(folder: Path, name: str, value: Any) -> Any:
+    """A path seen from `folder`; absolute ones stay as they are. Weights of a repo are seen in ./models of here."""
+    from dsplit.models.locate import MODELS
+
+    if (
+        name in PERHAPS_PATHS
+        and not Path(value).exists()
+        and (MODELS / value).is_dir()
+        and folder.resolve() != Path.cwd()
+    ):
+        value = str(MODELS / value)
+    is_path = name in PATHS or (name in PERHAPS_PATHS and Path(value).exists())
+    if not is_path or Path(value).is_absolute():
+        return value
+    return Path(os.path.relpath(value, folder)).as_posix()
+
+
+def _text(result: Mapping[str, Any]) -> str:
+    lines = []
+    if "verified" in result:
+        lines.append(f"{result['verified']}: every weight file is complete")
+    if "demo" in result:
+        lines.append(f"{result['demo']}: the demo; in it, run dsplit cache, dsplit train --from-cache, dsplit validate")
+    if "dataset" in result:
+        lines.append(f"data set: {result['dataset']}")
+    if "rows" in result:
+        left_out = f", {result['skipped']} left out" if result["skipped"] else ""
+        lines.append(f"{result['rows']} rows in {len(result['buckets'])} bucket(s){left_out}, for {result['family']}")
+        lines += [f"  {bucket}: {n}" for bucket, n in result["buckets"].items()]
+        encodes = ", ".join(f"{unit} {n}" for unit, n in result["encodes"].items())
+        lines.append(f"to encode: {encodes}; about {size(result['bytes'])} of cache in {result['dtype']}")
+    lines += [f"{component}: {folder}" for component, folder in result.get("weights", {}).items()]
+    if "toml" in result:
+        lines.append(f"settings: {result['toml']}")
+    return "\n".join(lines)

@@ -7,6 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from dsplit.commands.families import named_family, trained_names
 from dsplit.commands.options import Given, takes
 from dsplit.commands.resolve import build, merge, task_of
 from dsplit.commands.result import show, size
@@ -40,10 +41,10 @@ def overview(given: Given) -> dict[str, Any]:
     found = registry()
     families, configs = list(found.families.values()), dict[str, Any]()
     if options.model or options.model_path:
-        family, configs = _family(options)
+        family, configs = named_family(options)
         families = [family]
     wanted = [found.task(task_of("tasks", options.task)[0])] if "task" in given else list(found.tasks.values())
-    trained = tuple(t.strip() for t in (options.trainable or "").split(",") if t.strip())
+    trained = trained_names(options)
     listed = []
     for family in families:
         names = {**family.config, **family.typical, **configs}
@@ -64,21 +65,6 @@ def describe(family: ModelFamily, task: Task, trained: tuple[str, ...], names: M
         "components": {"stage1": list(split.stage1_components), "stage2": list(split.stage2_components)},
         "offload": {f"stage{n}": list(family.offloaded(split, n)) for n in (1, 2)},
     }
-
-
-def _family(options: ModelOptions) -> tuple[ModelFamily, dict[str, Any]]:
-    """The family that the options name, and the configs of its weights if they are a folder."""
-    from dsplit.models.locate import family_of, find_place, locate
-    from dsplit.models.registry import registry
-
-    families = registry().families
-    if options.model and options.model in families and not options.model_path:
-        return families[options.model], {}
-    place = find_place(options.model_path or str(options.model), options.hub)
-    if place.folder.is_dir():
-        model = locate(options)
-        return model.family, model.names()
-    return families.get(str(options.model)) or place.family or family_of(place), {}
 
 
 def _tensor(split: Split, value: str, names: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,59 @@
+"""The family that the options name, for commands that load no model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dsplit.recipe import ModelOptions
+
+if TYPE_CHECKING:
+    from dsplit.models.family import ModelFamily
+    from dsplit.units import Unit
+
+DEFAULT = "qwen-image"  # whose columns and sizes `dsplit prepare --check` assumes where no model is named
+
+
+def trained_names(options: ModelOptions) -> tuple[str, ...]:
+    """The components of --trainable; none where the family decides."""
+    return tuple(t.strip() for t in (options.trainable or "").split(",") if t.strip())
+
+
+def named_family(options: ModelOptions, hub: str | None = None) -> tuple[ModelFamily, dict[str, Any]]:
+    """The family that the options name, and what shape formulas read of its configs (the folder's, if it is one).
+
+    hub: where the index of a repo that is not here may be fetched from.
+    """
+    from dsplit.models.locate import family_of, find_place, locate
+    from dsplit.models.registry import registry
+
+    families = registry().families
+    if options.model_id_with_origin_paths or options.model_paths:
+        model = locate(options, hub=options.hub)
+        return model.family, model.names()
+    text = options.model_path or options.model or DEFAULT
+    if text in families:
+        return families[text], dict(families[text].config)
+    place = find_place(text, options.hub)
+    if place.folder.is_dir():
+        model = locate(options, hub=options.hub)
+        return model.family, model.names()
+    family = families.get(options.model or "") or family_of(place, hub)
+    return family, dict(family.config)
+
+
+def needed_components(family: ModelFamily, options: ModelOptions, stage: int | None) -> dict[str, str]:
+    """The components that a stage loads (None: all that the family has), each with a unit that needs it, or ''."""
+    from dsplit.models.registry import registry
+
+    task = registry().task(options.task)
+    split = family.split(task, trained_names(options), negative=bool(task.negative_if))
+
+    def users(units: tuple[Unit, ...]) -> dict[str, str]:
+        return {c: u.name for u in units for c in u.components}
+
+    everywhere = users((*split.stage1, *split.stage2))
+    if stage is None:
+        return {c.name: everywhere.get(c.name, "") for c in family.components}
+    # a part that no unit calls, such as the scheduler, has no weights to speak of and is read for its config
+    unused = {c.name: "" for c in family.components if not c.weights and c.name not in everywhere}
+    return users(split.stage1 if stage == 1 else split.stage2) | unused

@@ -31,6 +31,11 @@ def wanted_columns(options: DataOptions, columns: Sequence[Column]) -> tuple[Col
     return tuple(replace(c, required=False, default=given) if c.name == "rand_device" else c for c in columns)
 
 
+def is_caption(column: Column) -> bool:
+    """True for `prompt` and required free texts: the column must exist, an empty cell means "" and is warned of."""
+    return column.kind == "text" and not column.choices and (column.required or column.name == "prompt")
+
+
 def parse_renames(text: str | None, columns: Sequence[Column]) -> dict[str, str]:
     """`image=file_name,prompt=text` -> canonical name: name found. Raises UsageError."""
     renames: dict[str, str] = {}
@@ -56,12 +61,14 @@ def match_columns(table: Table, columns: Sequence[Column], renames: Mapping[str,
     """
     names = {c.name: renames.get(c.name, c.name) for c in columns}
     twice = [name for name in dict.fromkeys(names.values()) if table.columns.count(name) > 1]
-    missing = [c for c in columns if names[c.name] not in table.columns and (c.required or c.name in renames)]
+    missing = [
+        c for c in columns if names[c.name] not in table.columns and (c.required or is_caption(c) or c.name in renames)
+    ]
     if not twice and not missing:
         return {name: found for name, found in names.items() if found in table.columns}
     faults = [f"no column {', '.join(repr(names[c.name]) for c in missing)}"] if missing else []
     faults += [f"the column '{name}' stands {table.columns.count(name)} times" for name in twice]
-    needed = ", ".join(c.name for c in columns if c.required)
+    needed = ", ".join(c.name for c in columns if c.required or is_caption(c))
     what = f"{'; '.join(faults)}; columns found: {', '.join(table.columns)}; columns needed: {needed}"
     doubled = [c for c in columns if names[c.name] in twice]
     remedy = _remedy(table, [*missing, *doubled], names)
@@ -104,15 +111,16 @@ def read_cells(record: Record, columns: Sequence[Column], names: Mapping[str, st
     for column in columns:
         try:
             text = _text(record.cells.get(names[column.name]) if column.name in names else None, column)
-            free_text = column.kind == "text" and not column.choices
             if text:
                 values[column.name] = _converted(text, column)
                 written[column.name] = text
-            elif column.required and not free_text:
+            elif is_caption(column):
+                values[column.name] = ""
+            elif column.required:
                 raise Refusal("empty cell", "is absent", "every row needs one")
             else:
-                values[column.name] = "" if free_text and column.required else column.default
-            if column.required and free_text and not (text or "").strip():
+                values[column.name] = column.default
+            if is_caption(column) and not (text or "").strip():
                 empty.append(column.name)
         except Refusal as refusal:
             faults.append(refusal.at(where, f"{column.name} "))

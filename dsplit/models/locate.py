@@ -11,7 +11,7 @@ from typing import Any
 
 from dsplit.errors import ModelError, UsageError
 from dsplit.models.family import ModelFamily
-from dsplit.models.model import Model, Part, find_part, read_json
+from dsplit.models.model import MODELS, Model, Part, find_part, read_json
 from dsplit.models.origins import (
     ALIASES,
     SYNTAX,
@@ -26,7 +26,6 @@ from dsplit.models.origins import (
 from dsplit.models.registry import registry
 from dsplit.recipe import ModelOptions
 
-MODELS = Path("models")  # weights of repo ids are here, as the reference keeps them
 __all__ = ["Model", "Part", "Place", "locate"]
 
 

@@ -13,6 +13,7 @@ from dsplit.errors import ModelError, Problem, UsageError
 from dsplit.models import weights
 from dsplit.models.family import ModelFamily
 
+MODELS = Path("models")  # weights of repo ids lie here, as the reference keeps them
 CONFIGS = ("config.json", "scheduler_config.json", "tokenizer_config.json", "preprocessor_config.json")
 _STANDARD = re.compile(
     r"(diffusion_pytorch_model|model)(\.(?P<variant>[\w-]+?))?(-\d{5}-of-\d{5})?"

@@ -93,6 +93,8 @@ def file_faults(path: Path) -> list[Problem]:
         if size <= LFS_MOST and path.read_bytes().startswith(LFS_MAGIC):
             what = "weights" if path.suffix in (".safetensors", *PICKLES) else "its content"
             return [Problem(str(path), f"Git-LFS pointer, not {what}", "run `git lfs pull` or fetch it again")]
+        if path.name.endswith(".incomplete"):
+            return [Problem(str(path), "a download that was not finished", FETCH_AGAIN)]
         if not path.name.endswith(".safetensors"):
             return []
         what = _safetensors_fault(path, size)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import sys
 from collections.abc import Sequence
@@ -23,6 +24,7 @@ ENDPOINTS = {
 REACH_SECONDS = 5.0
 _PORTS = {"http": 80, "https": 443}
 _RESUME_BYTES = 1 << 20
+_SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -97,18 +99,27 @@ def _modelscope(
 def _huggingface(
     endpoint: str, repo: str, kind: str, allow: list[str], ignore: list[str], folder: Path
 ) -> list[Expected]:
-    from huggingface_hub import HfApi, constants, get_cached_repo_tree, snapshot_download
+    from huggingface_hub import HfApi, constants, snapshot_download
+    from huggingface_hub.hf_api import RepoFile
 
     constants.DOWNLOAD_CHUNK_SIZE = _RESUME_BYTES  # a cut connection loses the chunk that it was in: 10 MB otherwise
+    api = HfApi(endpoint=endpoint)
     # asked here, since snapshot_download takes an existing folder for the answer when the hub refuses
-    commit = HfApi(endpoint=endpoint).repo_info(repo, repo_type=kind, revision="main").sha
+    commit = api.repo_info(repo, repo_type=kind, revision="main").sha
+    listed = api.list_repo_tree(repo, recursive=True, revision=commit, repo_type=kind)
+    wanted = [f for f in listed if isinstance(f, RepoFile) and _matches(f.path, allow) and not _matches(f.path, ignore)]
     snapshot_download(
         repo, repo_type=kind, revision=commit, allow_patterns=allow, ignore_patterns=ignore, local_dir=folder,
         endpoint=endpoint,
     )  # fmt: skip
-    tree = get_cached_repo_tree(repo, repo_type=kind, revision=commit, local_dir=folder)
-    wanted = [f for f in tree if _matches(f.path, allow) and not _matches(f.path, ignore)]
-    return [Expected(f.path, f.size, f.lfs.sha256 if f.lfs is not None else None) for f in wanted]
+    return [Expected(f.path, f.size, f.lfs.sha256 if f.lfs is not None else _etag(folder, f.path)) for f in wanted]
+
+
+def _etag(folder: Path, path: str) -> str | None:
+    """The sha256 that the hub sent as the ETag of a file, if it did: the client notes it beside the download."""
+    note = folder / ".cache" / "huggingface" / "download" / f"{path}.metadata"
+    lines = note.read_text(encoding="utf-8").splitlines() if note.is_file() else []
+    return lines[1] if len(lines) > 1 and _SHA256.fullmatch(lines[1]) else None
 
 
 def _matches(path: str, patterns: Sequence[str]) -> bool:

@@ -83,9 +83,10 @@ class _Objects:
 
     def line(self, text: str, line: int) -> Record:
         """The record of one line of JSONL."""
+        text = text.rstrip(SPACE)
         try:
             value, end = self.decoder.raw_decode(text, len(text) - len(text.lstrip(SPACE)))
-            if text[end:].strip(SPACE):
+            if end < len(text):
                 raise json.JSONDecodeError("more text after the object", text, end)
         except (ValueError, RecursionError) as error:
             self.doubled.clear()

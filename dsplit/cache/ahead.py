@@ -11,7 +11,7 @@ from typing import Any
 from dsplit.cache.encode import encode, inputs
 from dsplit.cache.keys import Stamp, stamp_of
 from dsplit.cache.plan import Call
-from dsplit.errors import DsplitError
+from dsplit.errors import DataError
 from dsplit.units import Unit
 
 CALLS_PER_WORKER = 4  # fewer are decoded before a worker has started
@@ -53,7 +53,7 @@ class _Tasks:
             for path, stamp in self._stamps[i]:
                 if stamp_of(path) != stamp:
                     return f"'{path}' changed while the cache was made"
-        except (DsplitError, OSError, ValueError, SyntaxError, EOFError) as error:  # what Pillow raises for bad files
+        except (DataError, OSError, ValueError) as error:
             return str(error)
         return values
 

@@ -43,8 +43,9 @@ class CachedRows:
         return self._rows[i].place
 
     def columns(self, i: int) -> dict[str, Any]:
-        """The columns that cross to stage 2, typed."""
-        return dict(self._rows[i].columns)
+        """The columns that cross to stage 2, typed; `size` as (W, H)."""
+        size = {"size": self._rows[i].size} if "size" in self.header["columns"] else {}
+        return {**self._rows[i].columns, **size}
 
     def group(self, i: int) -> Hashable:
         """The target size (W, H): rows of one group can form a batch."""

@@ -26,10 +26,13 @@ from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
 BUCKETS_SHOWN = 6
 
 
-def run_cache(model: ModelOptions, data: DataOptions, cache: CacheOptions) -> dict[str, Any]:
+def run_cache(
+    model: ModelOptions, data: DataOptions, cache: CacheOptions, *, first: int | None = None
+) -> dict[str, Any]:
     """Makes the cache of a data set: `rows`, `encoded` and `reused` per unit, `bytes`, `seconds`, `cache`, `digest`.
 
-    The counts are of distinct values: pictures at their size; texts, the empty one among them. Raises CacheError if the
+    The counts are of distinct values: pictures at their size; texts, the empty one among them. first: take no more rows
+    than this. Raises CacheError if the
     folder cannot take a cache, DataError for rows that cannot be read or encoded (all others are stored), ModelError
     or UsageError for a model that is not there.
     """
@@ -45,12 +48,13 @@ def run_cache(model: ModelOptions, data: DataOptions, cache: CacheOptions) -> di
         warn(str(problem))
     for problem in dataset.skipped:
         warn(f"left out: {problem}")
+    rows = dataset.rows[:first]
     device, dtype = device_and_dtype(model)
-    say(_rows_line(dataset.rows, device, dtype))
+    say(_rows_line(rows, device, dtype))
     digests = Digests(folder)
     components = component_digests(located, planner.components, digests)
-    files = file_keys(_files(dataset.rows, planner), digests)
-    plan = planner.plan(dataset.rows, files, components, dtype)
+    files = file_keys(_files(rows, planner), digests)
+    plan = planner.plan(rows, files, components, dtype)
     header = header_of(located, planner, components, plan.empty, (model, data), device, dtype)
 
     with ranks.together():
@@ -188,8 +192,10 @@ def _rows_line(rows: Sequence[Row], device: str, dtype: str) -> str:
 def _work_line(plan: Plan, missing: Sequence[Call], size: int, folder: Path) -> str:
     wanted = Counter(call.job.unit.identity for call in plan.calls.values())
     todo = Counter(call.job.unit.identity for call in missing)
+    if not missing:
+        return f"nothing to encode: {len(plan.values)} values are in {folder}"
     units = ", ".join(f"{unit} {todo[unit]} of {n} distinct" for unit, n in wanted.items())
-    return f"to encode: {units}; the rest is in {folder}; about {size / 1e6:.1f} MB to write"
+    return f"to encode: {units}; about {size / 1e6:.2f} MB into {folder}"
 
 
 def _summary(result: Mapping[str, Any]) -> str:

@@ -1,8 +1,8 @@
 """Shards: sealed safetensors files that carry their own key table, and a checksum for every byte in them.
 
 A value is a tensor named by its key. The header's metadata holds one entry, `dsplit`: JSON with the format's number,
-the unit, and a crc32 per key over key, dtype, shape and bytes. The file is named by the blake2b of its header, which thus
-vouches for everything: a shard is either exactly what was written, or found out. No torch here.
+the unit, and a crc32 per key over key, dtype, shape and bytes. The file is named by the blake2b of its header, which
+thus vouches for everything: a shard is either exactly what was written, or found out. No torch here.
 """
 
 from __future__ import annotations

@@ -36,10 +36,7 @@ class Store:
     def refresh(self) -> None:
         """Takes up shards that appeared, and forgets those that went away."""
         present = set(self.folder.glob("*/*.safetensors"))
-        if gone := self._shards - present:
-            left = {k: [e for e in entries if e.shard not in gone] for k, entries in self._entries.items()}
-            self._entries = {k: entries for k, entries in left.items() if entries}
-            self._shards -= gone
+        self._forget(self._shards - present)
         self.damaged = [path for path in self.damaged if path in present]
         for path in sorted(present - self._shards - set(self.damaged)):
             try:
@@ -49,6 +46,12 @@ class Store:
             except OSError as error:
                 if path.exists():
                     raise CacheError(f"{path}: cannot be read: {error.strerror}") from error
+
+    def _forget(self, gone: set[Path]) -> None:
+        if gone:
+            left = {k: [e for e in entries if e.shard not in gone] for k, entries in self._entries.items()}
+            self._entries = {k: entries for k, entries in left.items() if entries}
+            self._shards -= gone
 
     def add(self, entries: dict[str, Entry]) -> None:
         """Takes the entries of a shard into the index."""
@@ -118,6 +121,8 @@ class Store:
             count = sum(e[0].shard.parent == folder for e in self._entries.values())
             target = SMALL_TARGET if count < MANY_VALUES else LARGE_TARGET
             shards.merge(folder, unit, target, self._broken | set(self.damaged))
+            self._forget(self._broken)  # one of the new shards may have the name of a broken one
+            self._broken, self.damaged = set(), []
             self.refresh()
 
 

@@ -1,0 +1,58 @@
+"""Stage 1 on the tiny Qwen-Image, in this process or in a child that may die."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dsplit.cache.run import run_cache
+from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
+from tests import tiny
+
+
+def cache(out: Path, metadata: Path, model: Path = tiny.QWEN_IMAGE, **options: Any) -> dict[str, Any]:
+    """`dsplit cache --out out --metadata metadata --model model ...` on one thread, in fp32, without workers."""
+    groups: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "cache": {}}
+    fields = {"model": ModelOptions, "data": DataOptions, "cache": CacheOptions}
+    for name, value in options.items():
+        group = next(g for g, cls in fields.items() if name in cls.__dataclass_fields__)
+        groups[group][name] = value
+    return run_cache(
+        ModelOptions(**{"model": str(model), "threads": 1, "device": "cpu", **groups["model"]}),
+        DataOptions(metadata=str(metadata), data=str(metadata.parent), **groups["data"]),
+        CacheOptions(**{"out": str(out), "workers": 0, **groups["cache"]}),
+    )
+
+
+def child(work: Callable[[], None]) -> int:
+    """The exit status of a forked process that does `work`: 0, 1 after an error, or minus the signal that ended it."""
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    _, status = os.waitpid(pid, 0)
+    return os.waitstatus_to_exitcode(status)
+
+
+def kill_at(call: int, module: Any, name: str) -> None:
+    """From now on, the `call`-th call of `module.name` (counted from 1) kills this process, kill -9, before it acts."""
+    real, count = getattr(module, name), 0
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count == call:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*args, **kwargs)
+
+    setattr(module, name, counted)

@@ -1,0 +1,129 @@
+"""Keys change with everything that makes a value, and with nothing else."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from dsplit.cache import keys
+from dsplit.cache.files import remove_leftovers
+from dsplit.cache.keys import Digests, call_key, content_digest, key_of, output_key, text_key
+from dsplit.units import unit
+
+
+@unit(outputs="embeds mask", components="encoder", version=1)
+def encode_prompt(prompt: list[str], encoder: object) -> tuple[int, int]:
+    return 1, 2
+
+
+INPUTS, COMPONENTS = {"prompt": text_key("a dog")}, {"encoder": "digest"}
+KEY = call_key(encode_prompt, INPUTS, COMPONENTS, "float32")
+
+
+def test_a_key_is_stable() -> None:
+    assert KEY == "835ad3197bf54ea545a1463628c8ffd5"  # a change here makes every cache stale: do it knowingly
+
+
+@pytest.mark.parametrize(
+    ("changed", "inputs", "components", "dtype"),
+    [
+        (replace(encode_prompt, version=2), INPUTS, COMPONENTS, "float32"),
+        (replace(encode_prompt, name="encode_text"), INPUTS, COMPONENTS, "float32"),
+        (encode_prompt, {"prompt": text_key("a cat")}, COMPONENTS, "float32"),
+        (encode_prompt, INPUTS, {"encoder": "other"}, "float32"),
+        (encode_prompt, INPUTS, COMPONENTS, "bfloat16"),
+    ],
+)
+def test_each_part_of_a_key_counts(changed: object, inputs: dict, components: dict, dtype: str) -> None:
+    assert call_key(changed, inputs, components, dtype) != KEY  # type: ignore[arg-type]
+
+
+def test_another_use_of_a_unit_shares_its_values() -> None:
+    negative = encode_prompt.renamed("encode_negative", prompt="negative_prompt", embeds="negative_embeds")
+    key = call_key(negative, {"negative_prompt": text_key("a dog")}, COMPONENTS, "float32")
+    assert key == KEY
+    assert output_key(key, negative, "negative_embeds") == output_key(KEY, encode_prompt, "embeds")
+    assert output_key(key, negative, "mask") != output_key(key, negative, "negative_embeds")
+
+
+def test_typed_values_have_keys_of_their_own() -> None:
+    assert len({text_key(v) for v in ("7", 7, 7.0, None, "None", "", (7, 8), (8, 7))}) == 8
+
+
+def test_parts_do_not_run_together() -> None:
+    assert key_of("ab", "c") != key_of("a", "bc")
+
+
+def test_the_content_digest_ignores_order() -> None:
+    entries = [("r1", "latents", "k1", 5), ("r2", "latents", "k2", 6)]
+    assert content_digest(entries) == content_digest(entries[::-1])
+    assert content_digest(entries) != content_digest([("r1", "latents", "k1", 6), ("r2", "latents", "k2", 6)])
+
+
+def old(path: Path, text: str) -> Path:
+    path.write_text(text)
+    os.utime(path, (1_000_000_000, 1_000_000_000))
+    return path
+
+
+@pytest.fixture
+def settled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Time has passed since the files of the test were made."""
+    now = time.time_ns
+    monkeypatch.setattr(keys.time, "time_ns", lambda: now() + 10_000_000_000)
+
+
+@pytest.mark.usefixtures("settled")
+def test_digests_are_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = old(tmp_path / "picture.png", "one")
+    digests = Digests(tmp_path)
+    first = digests.of([path])[path]
+    digests.save()
+    monkeypatch.setattr(keys, "file_digest", lambda _: "hashed again")
+    assert Digests(tmp_path).of([path])[path] == first
+
+
+@pytest.mark.usefixtures("settled")
+def test_a_file_with_its_mtime_set_back_is_hashed_again(tmp_path: Path) -> None:
+    path = old(tmp_path / "picture.png", "one")
+    digests = Digests(tmp_path)
+    first = digests.of([path])[path]
+    digests.save()
+    time.sleep(0.02)  # more than a tick of the file system's clock
+    old(path, "two")
+    assert Digests(tmp_path).of([path])[path] != first
+
+
+def test_a_file_that_may_still_change_is_not_remembered(tmp_path: Path) -> None:
+    path = tmp_path / "picture.png"
+    path.write_text("one")
+    digests = Digests(tmp_path)
+    digests.of([path])
+    digests.save()
+    assert not (tmp_path / keys.MEMORY).exists()
+
+
+def test_a_damaged_memory_is_forgotten(tmp_path: Path) -> None:
+    path = old(tmp_path / "picture.png", "one")
+    for text in ("", "[1]", "{", json.dumps({str(path): 3})):
+        (tmp_path / keys.MEMORY).write_text(text)
+        assert Digests(tmp_path).of([path])[path] == keys.file_digest(path)
+
+
+def test_leftovers_of_dead_runs_go_and_those_of_live_ones_stay(tmp_path: Path) -> None:
+    import socket
+
+    dead = tmp_path / f".x.{socket.gethostname()}.{2**22 + 1}.tmp"
+    alive = tmp_path / f".x.{socket.gethostname()}.{os.getppid()}.tmp"
+    elsewhere = tmp_path / ".x.another-host.1.tmp"
+    forgotten = tmp_path / ".y.another-host.1.tmp"
+    for path in (dead, alive, elsewhere, forgotten):
+        path.touch()
+    os.utime(forgotten, (1_000_000_000, 1_000_000_000))
+    assert remove_leftovers(tmp_path) == 2
+    assert sorted(tmp_path.iterdir()) == sorted([alive, elsewhere])

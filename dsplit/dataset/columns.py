@@ -125,7 +125,7 @@ def read_cells(record: Record, columns: Sequence[Column], names: Mapping[str, st
         except Refusal as refusal:
             faults.append(refusal.at(where, f"{column.name} "))
     for column in columns:
-        if column.needed_with in written and column.name not in written and column.default is None:
+        if column.needed_with in written and values.get(column.name, "refused") is None:
             option = " or give --rand-device" if column.name == "rand_device" else ""
             what = f"{column.name} is absent, but {column.needed_with} is stated"
             faults.append(Fault("empty cell", where, what, f"state it{option}"))

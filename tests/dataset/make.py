@@ -39,15 +39,15 @@ def metadata(folder: Path, content: str | bytes, name: str = "metadata.csv") -> 
     return path
 
 
-def read(path: Path, columns: tuple[Column, ...] = COLUMNS, *, decode: bool = False, **options: Any) -> Dataset:
+def read(path: Path, kinds: tuple[Column, ...] = COLUMNS, *, decode: bool = False, **options: Any) -> Dataset:
     """The data set of a metadata file, with a model factor of 16."""
-    return read_dataset(DataOptions(metadata=str(path), **options), columns, 16, decode=decode)
+    return read_dataset(DataOptions(metadata=str(path), **options), kinds, 16, decode=decode)
 
 
-def faults(path: Path, columns: tuple[Column, ...] = COLUMNS, *, decode: bool = False, **options: Any) -> list[str]:
+def faults(path: Path, kinds: tuple[Column, ...] = COLUMNS, *, decode: bool = False, **options: Any) -> list[str]:
     """The faults that reading raises, `LINE: what` each (without the path of the metadata file)."""
     with pytest.raises(DataError) as raised:
-        read(path, columns, decode=decode, **options)
+        read(path, kinds, decode=decode, **options)
     return [str(p).removeprefix(f"{path}:") for p in raised.value.problems]
 
 

@@ -96,9 +96,7 @@ def test_absent_and_empty_prompts_are_empty_texts_with_one_warning(folder: Path)
     data = read(metadata(folder, 'image,prompt\na.png,x\nb.png,\nc.png\nd.png,""\na.png,y\nb.png," "\n'))
     assert [r.columns["prompt"] for r in data.rows] == ["x", "", "", "", "y", " "]
     (warning,) = data.warnings
-    assert str(warning).endswith(
-        "metadata.csv:3: empty prompt, used as an empty text: line 3 to line 5, line 7"
-    )
+    assert str(warning).endswith("metadata.csv:3: empty prompt, used as an empty text: line 3 to line 5, line 7")
 
 
 def test_two_empty_prompts_are_both_named(folder: Path) -> None:

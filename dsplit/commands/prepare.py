@@ -121,7 +121,7 @@ def weights(model: ModelOptions, options: PrepareOptions) -> dict[str, str]:
     units = needed_components(family, model, options.stage)
     if options.local_dir and not options.dataset:
         raise UsageError("--local-dir without --dataset: weights go to ./models/REPO; put them elsewhere yourself")
-    found: Model = locate(model, fetch=list(units) if options.fetch else None, hub=model.hub)
+    found: Model = locate(model, fetch=list(units) if options.fetch else None, hub=model.hub, compare=True)
     found.require([c for c, unit in units.items() if unit], units)
     present = [c for c in units if found.has(c)]
     found.check(present)

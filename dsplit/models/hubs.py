@@ -27,6 +27,10 @@ _RESUME_BYTES = 1 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
+class UnreachableError(ModelError):
+    """Nobody answers at the hub."""
+
+
 @dataclass(frozen=True)
 class Expected:
     """What the hub says of a file: its path below the folder; size and sha256 where they are still to be compared."""
@@ -69,7 +73,7 @@ def _reach(hub: str, endpoint: str) -> None:
         socket.create_connection(address, timeout=REACH_SECONDS).close()
     except OSError as error:
         other = next(h for h in ENDPOINTS if h != hub)
-        raise ModelError(
+        raise UnreachableError(
             f"cannot reach {hub} at {endpoint}{f' through {proxy}' if proxy else ''} ({error}); check the network, "
             f"try --hub {other}, or give a local folder"
         ) from error

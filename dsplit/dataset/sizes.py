@@ -35,7 +35,8 @@ def stated_size(options: DataOptions, size_factor: int) -> Size | None:
     if stated is None and options.max_pixels is not None and options.max_pixels < size_factor**2:
         raise UsageError(f"--max-pixels {options.max_pixels} is less than {size_factor}x{size_factor}")
     if stated is not None:
-        _check_multiples(stated, size_factor, "--resolution" if options.resolution is not None else "the size")
+        option = "--resolution {}x{}" if options.resolution is not None else "--width {} --height {}"
+        _check_multiples(stated, size_factor, option.format(*stated))
     return stated
 
 
@@ -72,4 +73,4 @@ def _check_multiples(size: Size, factor: int, option: str) -> None:
     below = tuple(max(side // factor, 1) * factor for side in size)
     above = tuple(max(-(-side // factor), 1) * factor for side in size)
     nearest = " or ".join(dict.fromkeys(f"{w}x{h}" for w, h in (below, above)))
-    raise UsageError(f"{option} {size[0]}x{size[1]}: the sides must be multiples of {factor}; the nearest: {nearest}")
+    raise UsageError(f"{option}: the sides must be multiples of {factor}; the nearest: {nearest}")

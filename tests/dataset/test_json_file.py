@@ -47,7 +47,8 @@ def test_a_byte_order_mark_changes_nothing(folder: Path, name: str) -> None:
 
 
 def test_the_line_of_each_object_of_a_list(folder: Path) -> None:
-    text = '\n[\n  {"image": "a.png",\n   "prompt": "x"},\n{"image":"b.png","prompt":"y"},{"image":"c.png","prompt":"z"}\n]\n'
+    text = '\n[\n  {"image": "a.png",\n   "prompt": "x"},\n{"image":"b.png","prompt":"y"},'
+    text += '{"image":"c.png","prompt":"z"}\n]\n'
     assert lines_and_prompts(read(metadata(folder, text, "metadata.json"))) == [(3, "x"), (5, "y"), (5, "z")]
 
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from dsplit.cache import store
+from dsplit.cache import shards, store
 from dsplit.cache.rows import CachedRows
 from dsplit.errors import CacheError
 from tests import tiny
@@ -39,42 +41,53 @@ def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "HAND_OVER", 2)
 
 
-# Per file: write (before fsync), rename, sync of the folder; manifest first, then 4 shards of captions, 3 of pictures,
-# then the two merges, which end with deletions.
+# In order: the remembered digests, the manifest, 4 commits of captions, 3 of pictures, 2 merges. Each file takes a
+# write, an fsync, a rename, and an fsync of its folder.
 @pytest.mark.parametrize(
     ("name", "call"),
-    [("fsync", 1), ("replace", 2), ("fsync", 5), ("replace", 5), ("fsync", 14), ("replace", 9), ("replace", 10)],
+    [("fsync", 1), ("replace", 3), ("fsync", 9), ("replace", 6), ("fsync", 16), ("replace", 9), ("replace", 11)],
 )
 def test_kill_9_loses_at_most_one_commit(
     metadata: Path, whole: dict[str, Any], tmp_path: Path, name: str, call: int
 ) -> None:
-    out = tmp_path / "cache"
+    out, log = tmp_path / "cache", tmp_path / "log"
+    log.touch()
 
     def work() -> None:
+        put = store.Writer.put
+
+        def logged(self: store.Writer, values: Any) -> None:
+            with log.open("a") as file:
+                file.write(".")
+            put(self, values)
+
+        store.Writer.put = logged  # type: ignore[method-assign]
         kill_at(call, os, name)
         cache(out, metadata)
 
     assert child(work) == -9
     result = cache(out, metadata)
     assert result["digest"] == whole["digest"]
-    done = max(0, call - 2 if name == "replace" else call // 2 - 1)  # shards that were in place
     encoded, reused = sum(result["encoded"].values()), sum(result["reused"].values())
     assert encoded + reused == 2 * ROWS + 1
-    assert reused >= min(2 * done - 1, 2 * ROWS + 1)
+    assert 0 <= len(log.read_text()) - reused <= 2 * store.HAND_OVER
     assert [p for p in out.rglob("*") if p.suffix == ".tmp"] == []
     assert len(list(out.glob("shards/*/*"))) == 2
 
 
-@pytest.mark.parametrize("deletion", [1, 2, 4])
+@pytest.mark.parametrize("deletion", [0, 1, 3])
 def test_kill_9_during_the_deletions_of_a_merge(
     metadata: Path, whole: dict[str, Any], tmp_path: Path, deletion: int
 ) -> None:
     out = tmp_path / "cache"
 
     def work() -> None:
-        from dsplit.cache import shards
+        def partly(paths: Iterable[Path]) -> None:
+            for path in list(paths)[:deletion]:
+                path.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        kill_at(1, shards, "_delete") if deletion == 1 else kill_at(deletion, Path, "unlink")
+        shards._delete = partly
         cache(out, metadata)
 
     assert child(work) == -9

@@ -71,6 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         code: Any = app(args=words, prog_name="dsplit", standalone_mode=False)
         sys.stdout.flush()
+        if code == 130:  # Typer's way to say that Ctrl-C was pressed
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except BrokenPipeError:  # the reader of our output has gone, as in `dsplit tasks | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -156,7 +156,7 @@ class PrepareOptions:
         None, "Fetch only its files that match; may be given several times.", default_factory=list, shown="all"
     )
     local_dir: str | None = option(
-        None, "Folder to fetch into.", shown="data/<dataset> for a data set, models/<repo> for weights"
+        None, "Folder to fetch into.", shown="data/<name> for a data set, models/<repo> for weights"
     )
     verify: str | None = option(None, "Only check every weight file of this model folder, without loading it.")
     demo: str | None = option(None, "Only write the demo (model, data, dsplit.toml) into this new folder.")

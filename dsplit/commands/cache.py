@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dsplit.commands.families import check_columns
 from dsplit.commands.options import Given, takes
 from dsplit.commands.reference import ReferenceOptions
 from dsplit.commands.resolve import resolve
@@ -12,7 +13,8 @@ from dsplit.commands.result import show, size
 from dsplit.recipe import CacheOptions, DataOptions, ModelOptions, TrainOptions
 from dsplit.toml_file import names_of
 
-IGNORED = {*names_of(TrainOptions), *names_of(ReferenceOptions)} - {*names_of(CacheOptions), "dataset_base_path"}
+USED = {"dataset_base_path", "extra_inputs", "data_file_keys"}
+IGNORED = {*names_of(TrainOptions), *names_of(ReferenceOptions)} - {*names_of(CacheOptions), *USED}
 
 
 @takes(ModelOptions, DataOptions, CacheOptions, hidden=(TrainOptions, ReferenceOptions))
@@ -23,6 +25,8 @@ def cache(given: Given) -> None:
     """
     model, data, options = resolve("cache", given, CacheOptions)
     ignored = [f"--{n.replace('_', '-')}" for n in given if n in IGNORED]
+
+    check_columns(model, given.get("extra_inputs", ""), "--extra-inputs")
 
     def work() -> Mapping[str, Any]:
         from dsplit.cache.run import run_cache

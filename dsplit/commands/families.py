@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from dsplit.errors import UsageError
 from dsplit.recipe import ModelOptions
 
 if TYPE_CHECKING:
@@ -18,11 +19,8 @@ def trained_names(options: ModelOptions) -> tuple[str, ...]:
     return tuple(t.strip() for t in (options.trainable or "").split(",") if t.strip())
 
 
-def named_family(options: ModelOptions, hub: str | None = None) -> tuple[ModelFamily, dict[str, Any]]:
-    """The family that the options name, and what shape formulas read of its configs (the folder's, if it is one).
-
-    hub: where the index of a repo that is not here may be fetched from.
-    """
+def named_family(options: ModelOptions) -> tuple[ModelFamily, dict[str, Any]]:
+    """The family that the options name, and what shape formulas read of its configs (the folder's, if it is one)."""
     from dsplit.models.locate import family_of, find_place, locate
     from dsplit.models.registry import registry
 
@@ -37,7 +35,7 @@ def named_family(options: ModelOptions, hub: str | None = None) -> tuple[ModelFa
     if place.folder.is_dir():
         model = locate(options, hub=options.hub)
         return model.family, model.names()
-    family = families.get(options.model or "") or family_of(place, hub)
+    family = families.get(options.model or "") or family_of(place)
     return family, dict(family.config)
 
 
@@ -57,3 +55,17 @@ def needed_components(family: ModelFamily, options: ModelOptions, stage: int | N
     # a part that no unit calls, such as the scheduler, has no weights to speak of and is read for its config
     unused = {c.name: "" for c in family.components if not c.weights and c.name not in everywhere}
     return users(split.stage1 if stage == 1 else split.stage2) | unused
+
+
+def check_columns(options: ModelOptions, names: str, option: str) -> None:
+    """Raises UsageError if a column in `names` (comma-separated) is none that the family reads."""
+    from dsplit.models.registry import registry
+
+    wanted = [n.strip() for n in names.split(",") if n.strip()]
+    if wanted:
+        family, _ = named_family(options)
+        known = [c.name for c in family.columns_for(registry().task(options.task))]
+        if unknown := [n for n in wanted if n not in known]:
+            raise UsageError(
+                f"{option}: {family.name} does not read {', '.join(unknown)} (it reads {', '.join(known)})"
+            )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from dsplit.toml_file import NAME, PATHS, PERHAPS_PATHS
 if TYPE_CHECKING:
     from dsplit.models.model import Model
 
+Origin = tuple[str, Path]  # a repo, and the folder that its files go to
 ALONE = ("verify", "demo", "check")  # each is the whole job
 
 
@@ -44,6 +45,8 @@ def _prepare(given: Given) -> dict[str, Any]:
         write_demo(Path(given["demo"]))
         return {"demo": given["demo"]}
     folder = Path(given.get("out") or ".")
+    from dsplit.models.model import MODELS
+
     model, data, options = resolve("prepare", given, PrepareOptions, folder)
     if options.stage not in (None, 1, 2):
         raise UsageError(f"--stage {options.stage}: there are two stages, 1 and 2")
@@ -51,20 +54,24 @@ def _prepare(given: Given) -> dict[str, Any]:
     if options.dataset:
         from dsplit.models.fetch import fetch_dataset
 
-        target = Path(options.local_dir or Path("data", options.dataset))
-        fetch_dataset(options.dataset, hub=model.hub, include=options.include, local_dir=target)
+        target = Path(options.local_dir) if options.local_dir else None
+        target = fetch_dataset(options.dataset, hub=model.hub, include=options.include, local_dir=target)
         result["dataset"] = str(target)
         if not {"model", "data", "metadata", "out"} & set(given):
             return result
+    origin, model = source(model, options)
     if data.data or data.metadata:
-        result |= check(model, data, model.hub if options.fetch and not options.check else None)
+        result |= check(model, data)
     elif options.check:
         raise UsageError("--check: name the data set by --data, --metadata or both")
     if options.check:
         return result
-    stated = {n: given[n] for n in given if n in {f.name for g in (ModelOptions, DataOptions) for f in fields(g)}}
     if model.model or model.model_path:
-        result["weights"] = weights(model, options)
+        result["weights"] = weights(origin, model, options.stage)
+    names = {f.name for group in (ModelOptions, DataOptions) for f in fields(group)}
+    stated = {n: v for n, v in given.items() if n in names}
+    if origin and (origin[1] != MODELS / origin[0] or folder.resolve() != Path.cwd()):
+        stated["model_path"] = str(origin[1])  # else the name alone finds ./models/REPO
     return result | {"toml": write_toml(folder, stated, overwrite=options.overwrite)}
 
 
@@ -80,17 +87,38 @@ def verify(folder: Path) -> dict[str, Any]:
     return {"verified": str(folder)}
 
 
-def check(model: ModelOptions, data: DataOptions, hub: str | None = None) -> dict[str, Any]:
+def source(model: ModelOptions, options: PrepareOptions) -> tuple[Origin | None, ModelOptions]:
+    """The repo to fetch from and the folder for it (None: nothing is to be fetched), and the model, its index there."""
+    from dsplit.models.fetch import fetch_model
+    from dsplit.models.locate import find_place
+    from dsplit.models.places import offline
+
+    text = model.model_path or model.model
+    if not text or not options.fetch or options.check or offline() or model.model_id_with_origin_paths:
+        return None, model
+    place = find_place(text, model.hub)
+    folder = options.local_dir if not options.dataset else None
+    if not place.repo:
+        if folder:
+            raise UsageError(f"--local-dir {folder}: {text} is a folder, there is nothing to fetch")
+        return None, model
+    origin = place.repo, Path(folder) if folder else place.folder
+    if folder or not (place.family or (place.folder / "model_index.json").is_file()):
+        fetch_model(place.repo, hub=model.hub, components=(), local_dir=origin[1])
+    return origin, replace(model, model_path=folder) if folder else model
+
+
+def check(model: ModelOptions, data: DataOptions) -> dict[str, Any]:
     """Reads the data set wholly, no model: rows, buckets, encodes needed, and the size of the cache.
 
-    hub: where the index of a model that is not here may come from. Raises DataError with the faults of all rows.
+    Raises DataError with the faults of all rows.
     """
     from dsplit.cache.plan import Planner, estimated_bytes
     from dsplit.console import warn
     from dsplit.dataset import read_dataset
     from dsplit.models.registry import registry
 
-    family, names = named_family(model, hub)
+    family, names = named_family(model)
     planner = Planner(family, registry().task(model.task), trained_names(model))
     found = read_dataset(data, family.columns_for(planner.task), family.size_factor, decode=True)
     for problem in found.warnings:
@@ -113,15 +141,20 @@ def check(model: ModelOptions, data: DataOptions, hub: str | None = None) -> dic
     }
 
 
-def weights(model: ModelOptions, options: PrepareOptions) -> dict[str, str]:
-    """The folder of each component that the stage needs, fetched if need be and without faults."""
+def weights(origin: Origin | None, model: ModelOptions, stage: int | None) -> dict[str, str]:
+    """The folder of each component that the stage needs (None: both), without faults.
+
+    origin: compared with what is here first; missing and wrong files are fetched. Raises UsageError or ModelError for
+    what is lacking or damaged.
+    """
+    from dsplit.models.fetch import fetch_model
     from dsplit.models.locate import locate
 
-    family, _ = named_family(model, model.hub if options.fetch else None)
-    units = needed_components(family, model, options.stage)
-    if options.local_dir and not options.dataset:
-        raise UsageError("--local-dir without --dataset: weights go to ./models/REPO; put them elsewhere yourself")
-    found: Model = locate(model, fetch=list(units) if options.fetch else None, hub=model.hub, compare=True)
+    family, _ = named_family(model)
+    units = needed_components(family, model, stage)
+    if origin:
+        fetch_model(origin[0], hub=model.hub, components=list(units), local_dir=origin[1])
+    found: Model = locate(model, hub=model.hub)
     found.require([c for c, unit in units.items() if unit], units)
     present = [c for c in units if found.has(c)]
     found.check(present)
@@ -153,16 +186,7 @@ def write_toml(folder: Path, stated: Mapping[str, Any], *, overwrite: bool) -> s
 
 
 def _seen_from(folder: Path, name: str, value: Any) -> Any:
-    """A path seen from `folder`; absolute ones stay as they are. Weights of a repo are seen in ./models of here."""
-    from dsplit.models.locate import MODELS
-
-    if (
-        name in PERHAPS_PATHS
-        and not Path(value).exists()
-        and (MODELS / value).is_dir()
-        and folder.resolve() != Path.cwd()
-    ):
-        value = str(MODELS / value)
+    """A path seen from `folder`; absolute ones, and names of families and repos, stay as they are."""
     is_path = name in PATHS or (name in PERHAPS_PATHS and Path(value).exists())
     if not is_path or Path(value).is_absolute():
         return value

@@ -32,6 +32,8 @@ def resolve(
     if command == "train" and stage == "train":
         values.setdefault("from_cache", BARE)
     _place_base_path(values)
+    if values.get("from_cache") == "":
+        raise UsageError("--from-cache: an empty name; leave it out to take the cache folder of dsplit.toml")
     if values.get("from_cache") == BARE:
         values["from_cache"] = cache.get("out", CACHE)
     if command in ("train", "validate"):

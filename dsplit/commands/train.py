@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from dsplit.commands.families import check_columns
 from dsplit.commands.options import Given, takes
 from dsplit.commands.reference import ReferenceOptions
 from dsplit.commands.resolve import resolve
@@ -22,6 +23,8 @@ def train(given: Given) -> None:
     model, data, options = resolve("train", given, TrainOptions)
     if given.get("lora_checkpoint"):
         raise UsageError("--lora-checkpoint: starting from a LoRA comes later; leave it out, or empty")
+
+    check_columns(model, given.get("extra_inputs", ""), "--extra-inputs")
 
     def work() -> Mapping[str, Any]:
         from dsplit.console import say

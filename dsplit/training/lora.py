@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from dsplit.errors import TrainingError, UsageError
+from dsplit.errors import UsageError
 from dsplit.models.model import Model
 from dsplit.training.lora_files import State, convert, packed
 from dsplit.training.rng import derived
@@ -82,13 +82,13 @@ def matches(entry: str, name: str) -> bool:
 def skeleton(model: Model, name: str) -> torch.nn.Module:
     """The component without weights, of its config alone: takes no memory and reads no weight file.
 
-    Raises TrainingError for a component that is no module (a tokenizer).
+    Raises UsageError for a component without weights (a tokenizer).
     """
     from accelerate import init_empty_weights
 
     component = model.family.component(name)
     if not component.weights:
-        raise TrainingError(f"--trainable {name}: it has no weights to train")
+        raise UsageError(f"--trainable {name}: it has no weights to train")
     module, _, cls_name = component.cls.rpartition(".")
     cls = getattr(importlib.import_module(module), cls_name)
     with init_empty_weights():

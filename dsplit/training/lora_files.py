@@ -73,10 +73,14 @@ def read(path: Path) -> tuple[State, dict[str, str]]:
 
 
 def serialised(state: State, metadata: Mapping[str, str]) -> bytes:
-    """The file's bytes; equal for equal LoRAs."""
+    """The file's bytes; equal for equal LoRAs (safetensors itself writes metadata in a random order)."""
     from safetensors.torch import save
 
-    return save({k: state[k].contiguous() for k in sorted(state)}, metadata={"format": "pt", **metadata})
+    data = save({k: v.contiguous() for k, v in state.items()}, metadata={"format": "pt", **metadata})
+    start = 8 + int.from_bytes(data[:8], "little")
+    header = json.dumps(json.loads(data[8:start]), sort_keys=True, separators=(",", ":")).encode()
+    header += b" " * (-len(header) % 8)
+    return len(header).to_bytes(8, "little") + header + data[start:]
 
 
 def packed(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:

@@ -64,7 +64,7 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
         f"alpha {train.alpha:g}, {sum(w.numel() for w in weights):,} weights in {_dtype(weights[0].dtype)}"
     )
     for name in job.trained:
-        _train_mode(job.components[name], train.gradient_checkpointing)
+        _train_mode(name, job.components[name], train.gradient_checkpointing)
     scheduler = job.model.config("scheduler") if job.model.has("scheduler") else None
     objective = Objective(
         job.family, job.task, job.components, job.trained, job.family.noise.build(scheduler), train.seed, asdict(train)
@@ -95,8 +95,9 @@ def _resolved(train: TrainOptions, job: Job) -> TrainOptions:
     schedules = known_schedules()
     if train.lr_scheduler not in schedules:
         raise UsageError(f"--lr-scheduler: unknown '{train.lr_scheduler}'; choose from {', '.join(schedules)}")
-    if not 0 < alpha < math.inf:
-        raise UsageError(f"--alpha {alpha:g}: it must be above 0")
+    for name, value in (("alpha", alpha), ("lr", lr)):
+        if not 0 < value < torch.finfo(torch.float32).max:
+            raise UsageError(f"--{name} {value:g}: it must be above 0 and a number of fp32")
     refuse_format(train.lora_format, job.trained)
     if job.live and train.workers:
         warn("--workers: an unsplit run encodes in this process; ignored")
@@ -120,14 +121,20 @@ def _say_plan(job: Job, order: Order, total: int, train: TrainOptions, device: t
         say(f"  and {len(counts) - BUCKETS_SHOWN} more buckets")
 
 
-def _train_mode(component: Any, checkpointing: bool) -> None:
+def _train_mode(name: str, component: Any, checkpointing: bool) -> None:
+    """Raises UsageError for a class that cannot be checkpointed. Never re-entrant: cached inputs need no gradient."""
     component.train()
     if not checkpointing:
         return
-    if hasattr(component, "gradient_checkpointing_enable"):  # transformers; diffusers is not re-entrant by itself
-        component.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    else:
-        component.enable_gradient_checkpointing()
+    enable = getattr(component, "activation_checkpointing_enable", None)  # transformers, of late
+    enable = enable or getattr(component, "gradient_checkpointing_enable", None)  # transformers, before
+    try:
+        if enable:
+            enable({"use_reentrant": False})
+        else:
+            component.enable_gradient_checkpointing()  # diffusers, where this is the default
+    except (ValueError, AttributeError) as error:
+        raise UsageError(f"--gradient-checkpointing: {name} does not support it ({error}); leave it out") from error
 
 
 def _recipe(

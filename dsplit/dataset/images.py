@@ -198,5 +198,5 @@ def _what_it_is(file: IO[bytes]) -> str:
 def _undecodable(error: Exception) -> Refusal:
     words = str(error) or type(error).__name__
     if "truncated" in words.lower():
-        return Refusal("truncated", "truncated: the file ends before the picture does", "copy it again or drop the row")
+        return Refusal("truncated", "truncated: the data end before the picture does", "copy it again or drop the row")
     return Refusal("corrupt", f"cannot be decoded ({words})", "replace the file or drop the row")

@@ -6,7 +6,7 @@ import os
 import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 from PIL import Image
 
@@ -40,7 +40,7 @@ def inspect(path: Path, max_image_pixels: int, *, whole: bool = False) -> Pictur
                 return Picture(size[::-1] if turned and orientation(image) >= 5 else size, animated)
             file.seek(0)
             size = decode(file, max_image_pixels).size
-            if whole and image.format == "PNG":
+            if image.format == "PNG":
                 file.seek(0)
                 _verify(file)
             return Picture(size, animated)
@@ -81,8 +81,6 @@ def _vouched(file: IO[bytes], image: Image.Image) -> bool:
                 return 8 + int.from_bytes(file.read(4), "little") <= length
             case "PNG":
                 return _png_vouched(file, length)
-            case "TIFF":
-                return orientation(image) == 1 and _tiff_end(image) <= length
         return False
     finally:
         file.seek(position)
@@ -103,12 +101,3 @@ def _png_vouched(file: IO[bytes], length: int) -> bool:
         pixels = pixels or kind == b"IDAT"
         position += 12 + size
     return False
-
-
-def _tiff_end(image: Any) -> float:
-    """The byte after the last strip or tile of the first page; infinite if the file does not state it."""
-    for offsets, counts in ((273, 279), (324, 325)):  # StripOffsets, StripByteCounts; TileOffsets, TileByteCounts
-        starts, sizes = image.tag_v2.get(offsets), image.tag_v2.get(counts)
-        if starts and sizes:
-            return max(start + size for start, size in zip(starts, sizes, strict=False))
-    return float("inf")

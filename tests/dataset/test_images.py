@@ -192,7 +192,7 @@ def test_errors_name_the_file(tmp_path: Path) -> None:
     tiny.picture(tmp_path / "a.png")
     whole = (tmp_path / "a.png").read_bytes()
     half = save(tmp_path, whole[: len(whole) * 6 // 10], "half.png")
-    with pytest.raises(DataError, match=r"half\.png: truncated: the file ends before the picture does"):
+    with pytest.raises(DataError, match=r"half\.png: truncated: the data end before the picture does"):
         open_image(half)
     with pytest.raises(DataError, match=r"a\.png: 64x64 is 4096 pixels, above the limit of 4095; .*--max-image-pixels"):
         open_image(tmp_path / "a.png", 4095)
@@ -256,7 +256,7 @@ def test_scaling_is_the_references(tmp_path: Path, has: tuple[int, int], wants: 
     scale = max(wants[0] / has[0], wants[1] / has[1])
     scaled = round(has[0] * scale), round(has[1] * scale)
     whole = np.asarray(image.resize(scaled, Image.Resampling.BILINEAR))
-    left, top = int(round((scaled[0] - wants[0]) / 2.0)), int(round((scaled[1] - wants[1]) / 2.0))
+    left, top = round((scaled[0] - wants[0]) / 2.0), round((scaled[1] - wants[1]) / 2.0)
     got = resize_and_crop(image, wants)
     assert got.size == wants
     assert np.array_equal(np.asarray(got), whole[top : top + wants[1], left : left + wants[0]])

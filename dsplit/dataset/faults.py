@@ -30,6 +30,9 @@ class Refusal(DataError):
         self.reason, self.what, self.remedy = reason, what, remedy
         super().__init__(f"{what}; {remedy}" if remedy else what)
 
+    def __reduce__(self) -> tuple[type[Refusal], tuple[str, str, str]]:
+        return type(self), (self.reason, self.what, self.remedy)  # so that it comes whole out of a worker process
+
     def at(self, where: str, prefix: str = "") -> Fault:
         """This refusal as the fault of the row at `where`; `prefix` says which cell."""
         return Fault(self.reason, where, f"{prefix}{self.what}", self.remedy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dsplit.dataset.faults import count_reasons, list_lines
+from dsplit.dataset.faults import Refusal, count_reasons, list_lines
 from dsplit.errors import DataError
 from dsplit.models.family import Column
 from tests import tiny
@@ -124,6 +125,13 @@ def test_lists_of_lines_and_counts_of_reasons() -> None:
     assert list_lines([2]) == "line 2"
     assert list_lines([3, 4, 7, 8, 9, 10, 12]) == "line 3, line 4, line 7 to line 10, line 12"
     assert count_reasons(["small", "gone", "gone"]) == "2 gone, 1 small"
+
+
+def test_a_refusal_comes_whole_out_of_a_worker_process() -> None:
+    refusal = pickle.loads(pickle.dumps(Refusal("too small", "1x1", "use another")))
+    assert (str(refusal), refusal.reason, refusal.what, refusal.remedy) == (
+        "1x1; use another", "too small", "1x1", "use another",
+    )  # fmt: skip
 
 
 def test_importing_the_package_is_light() -> None:

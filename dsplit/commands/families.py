@@ -19,24 +19,31 @@ def trained_names(options: ModelOptions) -> tuple[str, ...]:
     return tuple(t.strip() for t in (options.trainable or "").split(",") if t.strip())
 
 
-def named_family(options: ModelOptions) -> tuple[ModelFamily, dict[str, Any]]:
-    """The family that the options name, and what shape formulas read of its configs (the folder's, if it is one)."""
+def named_family(options: ModelOptions) -> ModelFamily:
+    """The family that the options name; the default one where they name none."""
     from dsplit.models.locate import family_of, find_place, locate
     from dsplit.models.registry import registry
 
     families = registry().families
     if options.model_id_with_origin_paths or options.model_paths:
-        model = locate(options, hub=options.hub)
-        return model.family, model.names()
+        return locate(options, hub=options.hub).family
     text = options.model_path or options.model or DEFAULT
-    if text in families:
-        return families[text], dict(families[text].config)
-    place = find_place(text, options.hub)
-    if place.folder.is_dir():
-        model = locate(options, hub=options.hub)
-        return model.family, model.names()
-    family = families.get(options.model or "") or family_of(place)
-    return family, dict(family.config)
+    return families.get(options.model or text) or families.get(text) or family_of(find_place(text, options.hub))
+
+
+def shape_names(options: ModelOptions, family: ModelFamily) -> dict[str, Any]:
+    """What shape formulas read of configs: those of the folder if the model is here, else the family's own."""
+    from dsplit.models.locate import find_place, locate
+    from dsplit.models.registry import registry
+
+    text = options.model_path or options.model or family.name
+    if options.model_id_with_origin_paths or options.model_paths:
+        return locate(options, hub=options.hub).names()
+    if text not in registry().families:
+        folder = find_place(text, options.hub).folder
+        if any((folder / c.name).is_dir() for c in family.components):
+            return locate(options, hub=options.hub).names()
+    return dict(family.config)
 
 
 def needed_components(family: ModelFamily, options: ModelOptions, stage: int | None) -> dict[str, str]:
@@ -63,7 +70,7 @@ def check_columns(options: ModelOptions, names: str, option: str) -> None:
 
     wanted = [n.strip() for n in names.split(",") if n.strip()]
     if wanted:
-        family, _ = named_family(options)
+        family = named_family(options)
         known = [c.name for c in family.columns_for(registry().task(options.task))]
         if unknown := [n for n in wanted if n not in known]:
             raise UsageError(

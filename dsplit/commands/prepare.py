@@ -9,7 +9,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsplit.commands.families import named_family, needed_components, trained_names
+from dsplit.commands.families import named_family, needed_components, shape_names, trained_names
 from dsplit.commands.options import Given, takes
 from dsplit.commands.resolve import resolve
 from dsplit.commands.result import show, size
@@ -94,13 +94,13 @@ def source(model: ModelOptions, options: PrepareOptions) -> tuple[Origin | None,
     from dsplit.models.places import offline
 
     text = model.model_path or model.model
-    if not text or not options.fetch or options.check or offline() or model.model_id_with_origin_paths:
+    if not text or not options.fetch or options.check or model.model_id_with_origin_paths:
         return None, model
     place = find_place(text, model.hub)
     folder = options.local_dir if not options.dataset else None
-    if not place.repo:
-        if folder:
-            raise UsageError(f"--local-dir {folder}: {text} is a folder, there is nothing to fetch")
+    if folder and not place.repo:
+        raise UsageError(f"--local-dir {folder}: {text} is a folder, there is nothing to fetch")
+    if not place.repo or offline():
         return None, model
     origin = place.repo, Path(folder) if folder else place.folder
     if folder or not (place.family or (place.folder / "model_index.json").is_file()):
@@ -118,7 +118,7 @@ def check(model: ModelOptions, data: DataOptions) -> dict[str, Any]:
     from dsplit.dataset import read_dataset
     from dsplit.models.registry import registry
 
-    family, names = named_family(model)
+    family = named_family(model)
     planner = Planner(family, registry().task(model.task), trained_names(model))
     found = read_dataset(data, family.columns_for(planner.task), family.size_factor, decode=True)
     for problem in found.warnings:
@@ -136,7 +136,7 @@ def check(model: ModelOptions, data: DataOptions) -> dict[str, Any]:
         "warnings": len(found.warnings),
         "buckets": {f"{w}x{h}": n for (w, h), n in Counter(r.size for r in found.rows).most_common()},
         "encodes": dict(Counter(c.job.unit.identity for c in calls)),
-        "bytes": estimated_bytes(calls, names, dtype),
+        "bytes": estimated_bytes(calls, shape_names(model, family), dtype),
         "dtype": dtype,
     }
 
@@ -150,7 +150,7 @@ def weights(origin: Origin | None, model: ModelOptions, stage: int | None) -> di
     from dsplit.models.fetch import fetch_model
     from dsplit.models.locate import locate
 
-    family, _ = named_family(model)
+    family = named_family(model)
     units = needed_components(family, model, stage)
     if origin:
         fetch_model(origin[0], hub=model.hub, components=list(units), local_dir=origin[1])

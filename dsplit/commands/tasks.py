@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dsplit.commands.families import named_family, trained_names
+from dsplit.commands.families import named_family, shape_names, trained_names
 from dsplit.commands.options import Given, takes
 from dsplit.commands.resolve import build, merge, task_of
 from dsplit.commands.result import show, size
@@ -41,8 +41,8 @@ def overview(given: Given) -> dict[str, Any]:
     found = registry()
     families, configs = list(found.families.values()), dict[str, Any]()
     if options.model or options.model_path:
-        family, configs = named_family(options)
-        families = [family]
+        families = [named_family(options)]
+        configs = shape_names(options, families[0])
     wanted = [found.task(task_of("tasks", options.task)[0])] if "task" in given else list(found.tasks.values())
     trained = trained_names(options)
     listed = []

@@ -31,8 +31,7 @@ def write_file(path: Path, chunks: Iterable[bytes | bytearray]) -> None:
         sync_folder(path.parent)
     except OSError as error:
         raise CacheError(
-            f"{path}: cannot write it: {error.strerror or error}; what was sealed before is kept, "
-            "so mend that and run `dsplit cache` again"
+            f"{path}: cannot write it: {error.strerror or error}; mend that and run it again, what was written is kept"
         ) from error
     finally:
         with contextlib.suppress(OSError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,10 +68,18 @@ class Plan:
     calls: Mapping[str, Call]
     empty: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def values(self) -> set[str]:
+    @cached_property
+    def values(self) -> frozenset[str]:
         """The keys of all values that this data set refers to."""
-        return {key for call in self.calls.values() for key in call.keys.values()}
+        return frozenset(key for call in self.calls.values() for key in call.keys.values())
+
+    @cached_property
+    def _users(self) -> Mapping[str, list[Entry]]:
+        users: dict[str, list[Entry]] = {}
+        for entry in self.entries:
+            for key in entry.keys.values():
+                users.setdefault(key, []).append(entry)
+        return users
 
     def missing(self, present: Any) -> list[Call]:
         """The calls of which some value is not in `present`."""
@@ -78,8 +87,8 @@ class Plan:
 
     def using(self, call: Call) -> list[Entry]:
         """The rows that need a value of `call`."""
-        made = set(call.keys.values())
-        return [entry for entry in self.entries if made & set(entry.keys.values())]
+        found = {entry.id: entry for key in call.keys.values() for entry in self._users.get(key, [])}
+        return list(found.values())
 
 
 class Planner:
@@ -172,20 +181,28 @@ def _before(unit: Unit, makers: Mapping[str, Unit], stored: Sequence[str]) -> tu
 def groups(calls: Iterable[Call], files: Iterable[str]) -> list[list[list[Call]]]:
     """The calls as they are run: per set of components, per job; a job comes after those whose values it reads.
 
-    Jobs that read none of the file columns `files` (captions) come first, so that the text encoder is gone before the
+    Jobs that need none of the file columns `files` (captions) come first, so that the text encoder is gone before the
     pictures' turn.
     """
     jobs: dict[str, list[Call]] = {}
     for call in calls:
         jobs.setdefault(call.job.unit.name, []).append(call)
-    pictures = set(files)
+    makers = {value: batch[0].job for batch in jobs.values() for value in batch[0].job.stored}
+    pictures = frozenset(files)
+
+    def rank(job: Job) -> tuple[bool, int]:
+        before = [rank(makers[value]) for value in job.read if value in makers]
+        late = bool(job.columns & pictures) or any(b[0] for b in before)
+        return late, 1 + max((b[1] for b in before), default=0)
+
     result: list[list[list[Call]]] = []
-    for batch in sorted(jobs.values(), key=lambda batch: bool(batch[0].job.columns & pictures)):
+    for batch in sorted(jobs.values(), key=lambda batch: rank(batch[0].job)):
         job = batch[0].job
-        makers = [k for k, g in enumerate(result) for b in g if set(b[0].job.stored) & set(job.read)]
-        fitting = [k for k, g in enumerate(result) if g[0][0].job.components == job.components]
-        if fitting and fitting[-1] >= max(makers, default=0):
-            result[fitting[-1]].append(batch)
+        earliest = max((k for k, g in enumerate(result) for b in g if set(b[0].job.stored) & set(job.read)), default=0)
+        for group in result[earliest:]:
+            if group[0][0].job.components == job.components:
+                group.append(batch)
+                break
         else:
             result.append([batch])
     return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from dsplit.cache.keys import Digests, component_digests, content_digest, file_k
 from dsplit.cache.manifest import Manifest, manifest_path, refuse_foreign, write_manifest
 from dsplit.cache.plan import Call, Plan, Planner, estimated_bytes
 from dsplit.cache.store import Store
-from dsplit.console import duration, say, warn
+from dsplit.console import Progress, duration, say, warn
 from dsplit.dataset import Row, read_dataset
 from dsplit.errors import CacheError, DataError, Problem
 from dsplit.models.locate import Model, family_of, find_place, locate
@@ -24,6 +25,7 @@ from dsplit.models.registry import registry
 from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
 
 BUCKETS_SHOWN = 6
+MANY, STEP = 20_000, 1000  # values from which checking them shows progress, and how often
 
 
 def run_cache(
@@ -110,9 +112,18 @@ def _take_stock(folder: Path, store: Store, plan: Plan, digests: Digests) -> Non
         digests.save()
     for path in store.damaged:
         warn(f"{path}: damaged; its values will be encoded again")
-    for key, path in store.forget_damaged(sorted(plan.values)).items():
-        warn(f"{path}: the value {key} is damaged; it will be encoded again")
-    ranks.gather(None)  # all have looked before the first one writes
+    present = sorted(key for key in plan.values if key in store)
+    share = present[ranks.rank() :: ranks.world()]
+    found: list[tuple[str, Path]] = []
+    with Progress("checking", len(share), "values") if len(share) > MANY else nullcontext() as progress:
+        for start in range(0, len(share), STEP):
+            found += store.damaged_values(share[start : start + STEP])
+            if progress:
+                progress.advance(len(share[start : start + STEP]))
+    for damaged in ranks.gather(found):  # all have looked before the first one writes
+        store.forget_values(damaged)
+        for key, path in damaged:
+            warn(f"{path}: the value {key} is damaged; it will be encoded again")
 
 
 def _encode(

@@ -96,23 +96,29 @@ class Store:
             return torch.empty(value.shape, dtype=dtype)
         return torch.frombuffer(value.data, dtype=dtype).reshape(value.shape)
 
-    def forget_damaged(self, keys: Iterable[str]) -> dict[str, Path]:
-        """Reads the values of `keys`; those that are damaged leave the index, and are returned with their shard."""
-        lost = {}
-        for key in keys:
-            for entry in list(self._entries.get(key, [])):
+    def damaged_values(self, keys: Iterable[str]) -> list[tuple[str, Path]]:
+        """Reads the values of `keys`: those that are damaged, each with its shard."""
+        found = []
+        for key in sorted((k for k in keys if k in self._entries), key=self._position):
+            for entry in self._entries[key]:
                 try:
                     shards.read_value(key, entry)
                     break
                 except (Damaged, OSError):
-                    self._entries[key].remove(entry)
-                    self._broken.add(entry.shard)
-                    lost[key] = entry.shard
-            if self._entries.get(key):
-                lost.pop(key, None)
-            else:
-                self._entries.pop(key, None)
-        return lost
+                    found.append((key, entry.shard))
+        return found
+
+    def forget_values(self, damaged: Iterable[tuple[str, Path]]) -> None:
+        """Takes damaged values out of the index, so that they are made anew; the next merge repairs their shards."""
+        for key, shard in damaged:
+            left = [e for e in self._entries.pop(key, []) if e.shard != shard]
+            self._broken.add(shard)
+            if left:
+                self._entries[key] = left
+
+    def _position(self, key: str) -> tuple[Path, int]:
+        entry = self._entries[key][0]
+        return entry.shard, entry.start
 
     def merge(self, unit: str) -> None:
         """Joins the small shards of `unit`, and removes the broken ones, whose values were made anew."""

@@ -45,7 +45,12 @@ def small_commits(monkeypatch: pytest.MonkeyPatch) -> None:
 # write, an fsync, a rename, and an fsync of its folder.
 @pytest.mark.parametrize(
     ("name", "call"),
-    [("fsync", 1), ("replace", 3), ("fsync", 9), ("replace", 6), ("fsync", 16), ("replace", 9), ("replace", 11)],
+    [
+        ("replace", 3),
+        ("fsync", 9),
+        ("replace", 11),
+        *(pytest.param(*point, marks=pytest.mark.slow) for point in [("fsync", 1), ("replace", 6), ("fsync", 16)]),
+    ],
 )
 def test_kill_9_loses_at_most_one_commit(
     metadata: Path, whole: dict[str, Any], tmp_path: Path, name: str, call: int
@@ -75,7 +80,7 @@ def test_kill_9_loses_at_most_one_commit(
     assert len(list(out.glob("shards/*/*"))) == 2
 
 
-@pytest.mark.parametrize("deletion", [0, 1, 3])
+@pytest.mark.parametrize("deletion", [0, pytest.param(1, marks=pytest.mark.slow), 3])
 def test_kill_9_during_the_deletions_of_a_merge(
     metadata: Path, whole: dict[str, Any], tmp_path: Path, deletion: int
 ) -> None:

@@ -137,13 +137,14 @@ def test_a_damaged_value_is_named_and_the_rest_survives_its_repair(tmp_path: Pat
     store = Store(tmp_path)
     with pytest.raises(CacheError, match=f"{path.name}: the value {key} is damaged; run `dsplit cache` again"):
         store.get(key)
-    assert store.forget_damaged(TENSORS) == {key: path}
+    assert store.damaged_values(TENSORS) == [(key, path)]
+    store.forget_values([(key, path)])
     assert key not in store
     with Writer(store, "encode") as writer:
         writer.put({key: TENSORS[key]})
     store.merge("encode")
     for repaired in (store, Store(tmp_path)):
-        assert repaired.forget_damaged(TENSORS) == {}
+        assert repaired.damaged_values(TENSORS) == []
         assert all(torch.equal(repaired.get(k), tensor) for k, tensor in TENSORS.items())
     assert len(list(path.parent.iterdir())) == 1
 

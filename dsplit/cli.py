@@ -57,7 +57,9 @@ def _version(wanted: bool) -> None:
 @app.callback(invoke_without_command=True)
 def dsplit(
     ctx: typer.Context,
-    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
     if ctx.invoked_subcommand is None:

@@ -48,8 +48,8 @@ def default_of(field: Field) -> Any:
 
 
 def shown_default(field: Field) -> str | bool:
-    """How the help shows an option's default: as words, as it is (True), or not at all (False)."""
-    return field.metadata.get("shown") or default_of(field) not in (None, [])
+    """How the help shows an option's default: as words, or as it is (True)."""
+    return field.metadata["shown"] or default_of(field) not in (None, []) or "none"
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def source(model: ModelOptions, options: PrepareOptions) -> tuple[Origin | None,
     folder = options.local_dir if not options.dataset else None
     if folder and not place.repo:
         raise UsageError(f"--local-dir {folder}: {text} is a folder, there is nothing to fetch")
-    if not place.repo or offline():
+    if not place.repo or (offline() and model.hub == "huggingface"):
         return None, model
     origin = place.repo, Path(folder) if folder else place.folder
     if folder or not (place.family or (place.folder / "model_index.json").is_file()):

@@ -92,8 +92,8 @@ def test_the_help_shows_every_option_with_its_default(
                 assert f"[default: ({field.metadata['shown']})]" in lines[0]
             elif isinstance(default, bool):
                 assert f"[default: {'' if default else 'no-'}{field.name.replace('_', '-')}]" in lines[0]
-            elif default is not None:
-                assert f"[default: {default}]" in lines[0]
+            else:
+                assert f"[default: {'(none)' if default is None else default}]" in lines[0]
 
 
 def test_the_references_names_are_absent_from_the_help(helps: dict[str, str]) -> None:

@@ -1,0 +1,1 @@
+complete --command dsplit --no-files --arguments "(env _DSPLIT_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=get-args _TYPER_COMPLETE_ARGS=(commandline -cp) dsplit)" --condition "env _DSPLIT_COMPLETE=complete_fish _TYPER_COMPLETE_FISH_ACTION=is-args _TYPER_COMPLETE_ARGS=(commandline -cp) dsplit"

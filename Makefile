@@ -51,3 +51,6 @@ $(INSTALLED): pyproject.toml constraints/cpu.txt
 $(INSTALLED_DEV): $(INSTALLED)
 	$(PIP) install -c constraints/cpu.txt -e ".[dev]"
 	touch $@
+
+completions docs: $(INSTALLED)
+	$(BIN)/python tools/generate.py $@

@@ -28,6 +28,16 @@ def cache(out: Path, metadata: Path, model: Path = tiny.QWEN_IMAGE, **options: A
     )
 
 
+def counts(result: dict[str, Any]) -> dict[str, tuple[int, int]]:
+    """Encoded and reused values per unit."""
+    return {unit: (n, result["reused"][unit]) for unit, n in result["encoded"].items()}
+
+
+def shards(out: Path) -> list[Path]:
+    """The shards of a cache."""
+    return sorted(out.glob("shards/*/*"))
+
+
 def child(work: Callable[[], None]) -> int:
     """The exit status of a forked process that does `work`: 0, 1 after an error, or minus the signal that ended it."""
     pid = os.fork()

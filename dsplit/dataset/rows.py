@@ -11,6 +11,8 @@ from typing import Any
 
 from dsplit.errors import Problem
 
+_JSON = json.JSONEncoder(ensure_ascii=False)  # made once: there may be ten million rows
+
 
 @dataclass(frozen=True)
 class Row:
@@ -52,5 +54,5 @@ def place(source: str, line: int, cells: Mapping[str, Any]) -> str:
 
 def row_id(written: Mapping[str, str], occurrence: int) -> str:
     """32 hex digits for the cells as written, independent of their order, and the occurrence among identical rows."""
-    text = json.dumps([sorted(written.items()), occurrence], ensure_ascii=False)
+    text = _JSON.encode([sorted(written.items()), occurrence])
     return hashlib.blake2b(text.encode("utf-8"), digest_size=16).hexdigest()

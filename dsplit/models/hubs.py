@@ -27,10 +27,6 @@ _RESUME_BYTES = 1 << 20
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-class UnreachableError(ModelError):
-    """Nobody answers at the hub."""
-
-
 @dataclass(frozen=True)
 class Expected:
     """What the hub says of a file: its path below the folder; size and sha256 where they are still to be compared."""
@@ -73,7 +69,7 @@ def _reach(hub: str, endpoint: str) -> None:
         socket.create_connection(address, timeout=REACH_SECONDS).close()
     except OSError as error:
         other = next(h for h in ENDPOINTS if h != hub)
-        raise UnreachableError(
+        raise ModelError(
             f"cannot reach {hub} at {endpoint}{f' through {proxy}' if proxy else ''} ({error}); check the network, "
             f"try --hub {other}, or give a local folder"
         ) from error
@@ -82,21 +78,18 @@ def _reach(hub: str, endpoint: str) -> None:
 def _modelscope(
     endpoint: str, repo: str, kind: str, allow: list[str], ignore: list[str], folder: Path
 ) -> list[Expected]:
-    from modelscope.hub.snapshot_download import snapshot_download
-    from modelscope_hub import HubApi
+    from modelscope_hub import HubApi  # modelscope.snapshot_download is this, after an import of torch
 
     logging.getLogger("modelscope_hub").setLevel(logging.WARNING)
-    listed = [f for f in HubApi(endpoint=endpoint).list_repo_files(repo, kind) if f.type != "tree"]
+    api = HubApi(endpoint=endpoint)
+    listed = [f for f in api.list_repo_files(repo, kind) if f.type != "tree"]
     wanted = [f for f in listed if _matches(f.path, allow) and not _matches(f.path, ignore)]
     for file in wanted:
         if file.path.startswith("/") or ".." in file.path.split("/"):
             raise ModelError(
                 f"{repo} on modelscope lists '{file.path}', which lies outside the folder; nothing fetched"
             )
-    snapshot_download(
-        repo_id=repo, repo_type=kind, allow_patterns=allow, ignore_patterns=ignore, local_dir=str(folder),
-        endpoint=endpoint,
-    )  # fmt: skip
+    api.download_repo(repo, kind, local_dir=folder, allow_patterns=allow, ignore_patterns=ignore)
     return [Expected(f.path, f.size or None, None) for f in wanted]  # size 0 can mean unknown
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from dsplit.console import warn
 from dsplit.errors import ModelError, UsageError
 from dsplit.models.family import ModelFamily
 from dsplit.models.model import MODELS, Model, Part, find_part
@@ -16,25 +15,23 @@ from dsplit.recipe import ModelOptions
 __all__ = ["MODELS", "Model", "Part", "Place", "family_of", "find_place", "locate"]
 
 
-def locate(
-    options: ModelOptions, *, fetch: Sequence[str] | None = None, hub: str = "modelscope", compare: bool = False
-) -> Model:
+def locate(options: ModelOptions, *, fetch: Sequence[str] | None = None, hub: str = "modelscope") -> Model:
     """The model that the options name.
 
     `--model-path` wins over `--model` for the weights; the lists `--model-id-with-origin-paths` and `--model-paths`
     name all weights there are, and their folders give the parts without weights. A repo id, and a family without
     weights of its own, lie in ./models/REPO; those of the components `fetch` that are missing or damaged there are
-    fetched from `hub` first, unless HF_HUB_OFFLINE is set; with `compare`, also those that differ from the hub's.
+    fetched from `hub` first, unless HF_HUB_OFFLINE is set.
     Raises UsageError if no model is named, ModelError if it is not found.
     """
     places = [find_place(text, hub) for text in (options.model, options.model_path) if text]
     if options.model_id_with_origin_paths or options.model_paths:
-        model = _listed(options, places, fetch or (), hub, compare)
+        model = _listed(options, places, fetch or (), hub)
     elif places:
         place = places[-1]
         family = _named(places) or family_of(place, hub if fetch else None)
         if place.repo and fetch:
-            _complete(family, place, fetch, hub, compare)
+            _complete(family, place, fetch, hub)
         model = Model(family, place.text, _parts(family, place), looked_in=(place.folder,))
     else:
         raise UsageError("no model is named; give --model FAMILY, FOLDER or REPO (see `dsplit tasks`)")
@@ -65,32 +62,20 @@ def _filled(folder: Path) -> bool:
     return folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir())
 
 
-def _complete(family: ModelFamily, place: Place, components: Sequence[str], hub: str, compare: bool) -> None:
-    """Fetches those of `components` that are missing or damaged in the place of a repo; compares all if told.
-
-    Files that are here and look whole are used, with a warning, if they were to be compared and no hub answers.
-    """
+def _complete(family: ModelFamily, place: Place, components: Sequence[str], hub: str) -> None:
+    """Fetches those of `components` that are missing or damaged in the place of a repo."""
     from dsplit.models.fetch import fetch_missing
-    from dsplit.models.hubs import UnreachableError
 
     def incomplete() -> list[str]:
         parts = {n: _part(family, n, place.folder) for n in components if _filled(place.folder / n)}
         here = Model(family, place.text, parts)
         return [n for n in components if n not in parts or here.faults(n)]
 
-    if offline() or not components or not (compare or incomplete()):
-        return
-    try:
-        fetch_missing(
-            str(place.repo), (lambda: list(components)) if compare else incomplete, hub=hub, local_dir=place.folder
-        )
-    except UnreachableError as error:
-        if incomplete():
-            raise
-        warn(f"{place.folder} looks whole, but was not compared with {hub}: {error}")
+    if incomplete() and not offline():
+        fetch_missing(str(place.repo), incomplete, hub=hub, local_dir=place.folder)
 
 
-def _listed(options: ModelOptions, places: Sequence[Place], fetch: Sequence[str], hub: str, compare: bool) -> Model:
+def _listed(options: ModelOptions, places: Sequence[Place], fetch: Sequence[str], hub: str) -> Model:
     """The model that the two lists name; `places` give its family, and parts without weights the lists do not have."""
     origins = read_origins(options.model_id_with_origin_paths or "")
     files = read_paths(options.model_paths) if options.model_paths else []
@@ -100,7 +85,7 @@ def _listed(options: ModelOptions, places: Sequence[Place], fetch: Sequence[str]
         roots.setdefault(str(folder.parent), Place(str(folder.parent), folder.parent))
     everywhere = [*roots.values(), *places]
     family = _named(places) or family_of(everywhere[0], hub if fetch else None)
-    _fetch_listed(family, origins, roots, fetch, hub, compare)
+    _fetch_listed(family, origins, roots, fetch, hub)
 
     asked: dict[tuple[str, Path], list[Path]] = {}
     for origin in origins:
@@ -134,7 +119,6 @@ def _fetch_listed(
     roots: Mapping[str, Place],
     fetch: Sequence[str],
     hub: str,
-    compare: bool,
 ) -> None:
     """Fetches what `fetch` needs of the repos in a list: the listed components, and the parts without weights."""
     listed: dict[str, set[str]] = {}
@@ -144,7 +128,7 @@ def _fetch_listed(
     for text, place in roots.items():
         if place.repo:
             plain = {c.name for c in family.components if not c.weights} - everything
-            _complete(family, place, [n for n in fetch if n in listed.get(text, set()) | plain], hub, compare)
+            _complete(family, place, [n for n in fetch if n in listed.get(text, set()) | plain], hub)
 
 
 def _matches(family: ModelFamily, origin: Origin, root: Path, offloaded: str) -> dict[str, list[Path]]:

@@ -27,7 +27,7 @@ CUT = 3_000_000
 both_hubs = pytest.mark.parametrize("name", ["modelscope", "huggingface"])
 
 
-@pytest.fixture()
+@pytest.fixture
 def hub(tmp_path, monkeypatch):
     """A stub with the tiny model, both clients pointed at it, and an empty working folder."""
     monkeypatch.chdir(tmp_path)
@@ -232,20 +232,6 @@ def test_locate_fetches_what_is_missing_or_visibly_damaged(hub):
     found.check(["transformer", "vae"])
     assert set(found.parts) == {"transformer", "vae"}
     assert [line.split()[1] for line in hub.asked("transformer")] == [WEIGHTS]
-
-
-def test_locate_can_compare_and_goes_on_without_a_hub(hub, monkeypatch, capsys):
-    options = ModelOptions(model=REPO)
-    found = locate(options, fetch=["transformer"])
-    path = found.part("transformer").files[0]
-    spoil(path)
-    locate(options, fetch=["transformer"], compare=True)
-    assert path.read_bytes() == FILES[WEIGHTS]
-    monkeypatch.setenv("MODELSCOPE_ENDPOINT", "http://127.0.0.1:9")
-    locate(options, fetch=["transformer"], compare=True)
-    assert "looks whole, but was not compared with modelscope" in capsys.readouterr().err
-    with pytest.raises(ModelError, match="cannot reach modelscope"):
-        locate(options, fetch=["transformer", "vae"], compare=True)
 
 
 def test_a_list_of_repos_is_fetched(hub):

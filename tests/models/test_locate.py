@@ -30,7 +30,7 @@ def elsewhere(tmp_path, monkeypatch):
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
 
 
-@pytest.fixture()
+@pytest.fixture
 def model(tmp_path):
     return tiny.qwen_image(tmp_path / "a b" / "m:1")
 

@@ -48,7 +48,8 @@ def run_validate(model: ModelOptions, data: DataOptions, validate: ValidateOptio
         from dsplit.validation.parity import check_parity
 
         parity = check_parity(model, data, validate)
-    recipe = {"command": "validate", **stated(model), **stated(data), **stated(validate)}
+    groups = {"model": stated(model), "data": stated(data), "validate": stated(validate)}
+    recipe = {"command": "validate", **groups}
     save((json.dumps(recipe, indent=2, ensure_ascii=False) + "\n").encode(), out / "recipe.json")
     machine = {"Device": str(device), "Dtype": str(dtype).removeprefix("torch.")}
     return write_results(out, located, lora, pairs, parity, settings(validate, located, lora) | machine)

@@ -43,7 +43,9 @@ def pipeline(model: Model):
 def write_lora(model: Model) -> WriteLora:
     """`write_lora(path, lora_format)` writes a LoRA with random weights, large enough to change pictures."""
 
-    def write(path: Path, lora_format: str = "diffusers", *, rank: int = 4, alpha: float = 4, part: str = "transformer"):
+    def write(
+        path: Path, lora_format: str = "diffusers", *, rank: int = 4, alpha: float = 4, part: str = "transformer"
+    ):
         component = load_component(model, part, torch.float32, "cpu")
         plan = adapters({part: component}, None, model.family.lora_targets, model.family.trainable)
         weights = inject({part: component}, plan, rank, alpha, 0)

@@ -33,7 +33,9 @@ def changed(path: Path, change) -> Path:
     return path.with_name("changed.safetensors")
 
 
-@pytest.mark.parametrize(("lora_format", "alpha"), [("diffusers", 4), ("diffusers", 7), ("comfyui", 7), ("diffsynth", 7)])
+@pytest.mark.parametrize(
+    ("lora_format", "alpha"), [("diffusers", 4), ("diffusers", 7), ("comfyui", 7), ("diffsynth", 7)]
+)
 def test_every_format_gives_the_pictures_of_diffusers_own_loader(
     tmp_path: Path, pipeline, write_lora: WriteLora, lora_format: str, alpha: float
 ) -> None:

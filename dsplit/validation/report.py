@@ -36,7 +36,7 @@ img.small { image-rendering: pixelated; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: 7px 0; border-bottom: 1px solid var(--line); }
 tr:last-child > * { border-bottom: 0; }
-th { width: 230px; color: var(--faint); font-weight: 400; padding-right: 24px; }
+th { width: 320px; color: var(--faint); font-weight: 400; padding-right: 24px; }
 td { overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 .good { color: var(--good); } .bad { color: var(--bad); } .good, .bad { font-weight: 600; }
 """

@@ -18,7 +18,7 @@ from dsplit.models.family import ModelFamily, Task
 from dsplit.models.load import pick_dtype
 from dsplit.models.locate import Model, family_of, find_place, locate
 from dsplit.models.registry import registry
-from dsplit.recipe import DataOptions, ModelOptions, TrainOptions
+from dsplit.recipe import DataOptions, ModelOptions, TrainOptions, listed
 from dsplit.training.batches import Rows
 from dsplit.training.live import LiveRows
 
@@ -27,7 +27,8 @@ from dsplit.training.live import LiveRows
 class Job:
     """trained: the components to train. loaded: those to load, each with a unit that needs it.
 
-    live: an unsplit run. components: the loaded ones, empty at first; live rows encode with them.
+    header: what made the cache; empty for an unsplit run. components: the loaded ones, empty at first; live rows
+    encode with them.
     """
 
     family: ModelFamily
@@ -37,8 +38,13 @@ class Job:
     dtype: torch.dtype
     loaded: Mapping[str, str]
     rows: Rows
-    live: bool = False
+    header: Mapping[str, Any] = field(default_factory=dict)
     components: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def live(self) -> bool:
+        """True for an unsplit run."""
+        return not self.header
 
 
 def cached_job(model: ModelOptions, data: DataOptions, train: TrainOptions, device: torch.device) -> Job:
@@ -56,7 +62,7 @@ def cached_job(model: ModelOptions, data: DataOptions, train: TrainOptions, devi
     requested = {
         "family": _family(model).name,
         "task": model.task,
-        "trainable": list(_names(model.trainable)),
+        "trainable": list(listed(model.trainable)),
         "dtype": str(pick_dtype(model.dtype, device)).removeprefix("torch.") if model.dtype else None,
     }
     refuse_other(folder, header, requested)
@@ -64,23 +70,22 @@ def cached_job(model: ModelOptions, data: DataOptions, train: TrainOptions, devi
     trained = tuple(header["trainable"])
     loaded = _needed(family, task, trained, stage1=False)
     dtype = pick_dtype(header["dtype"], device)
-    return Job(family, task, trained, _located(model, loaded), dtype, loaded, rows)
+    return Job(family, task, trained, _located(model, loaded), dtype, loaded, rows, header)
 
 
 def live_job(model: ModelOptions, data: DataOptions, train: TrainOptions, device: torch.device) -> Job:
     """The job of an unsplit run: the same rows in the same order, encoded at every visit."""
     family, task = _family(model), registry().task(model.task)
-    planner = Planner(family, task, _names(model.trainable))
+    planner = Planner(family, task, listed(model.trainable))
     dataset = read_dataset(data, family.columns_for(task), family.size_factor)
     for problem in (*dataset.warnings, *dataset.skipped):
         warn(str(problem))
-    trained = _names(model.trainable) or family.trainable
+    trained = listed(model.trainable) or family.trainable
     loaded = _needed(family, task, trained, stage1=True)
     components: dict[str, Any] = {}
     rows = LiveRows(dataset.rows, planner.split_of, components)
-    return Job(
-        family, task, trained, _located(model, loaded), pick_dtype(model.dtype, device), loaded, rows, True, components
-    )
+    dtype = pick_dtype(model.dtype, device)
+    return Job(family, task, trained, _located(model, loaded), dtype, loaded, rows, components=components)
 
 
 def refuse_other(folder: Path, header: Mapping[str, Any], requested: Mapping[str, Any]) -> None:
@@ -136,10 +141,6 @@ def _family(model: ModelOptions) -> ModelFamily:
     if not places:
         return locate(model, hub=model.hub).family  # says that no model is named
     return next((p.family for p in places if p.family), None) or family_of(places[-1], model.hub)
-
-
-def _names(trainable: str | None) -> tuple[str, ...]:
-    return tuple(t.strip() for t in (trainable or "").split(",") if t.strip())
 
 
 def _text(value: Any) -> str:

@@ -65,10 +65,13 @@ def fit(
     Raises TrainingError at the first loss or gradient that is not finite, before the weights are touched.
     """
     from accelerate import Accelerator
+    from accelerate.utils import GradientAccumulationPlugin
 
-    accelerator = Accelerator(cpu=device.type == "cpu", mixed_precision="no")
-    if accelerator.num_processes > 1:
-        raise UsageError(f"{accelerator.num_processes} processes: `dsplit train` runs in one; start it with 1")
+    accelerator = Accelerator(
+        cpu=device.type == "cpu",
+        mixed_precision="no",
+        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # a launcher's own must not divide again
+    )
     optimizer, scheduler = schedule.build(weights)
     model, optimizer = accelerator.prepare(objective, optimizer, device_placement=[False, False])
     batches = _batches(reader, order, schedule.total, workers)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dsplit.cache import ranks
 from dsplit.cache.files import claim_folder
 from dsplit.console import say, warn
 from dsplit.errors import UsageError
@@ -37,6 +38,8 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
     TrainingError where training cannot go on.
     """
     started = time.monotonic()
+    if ranks.world() > 1:
+        raise UsageError(f"`dsplit train` runs in one process so far, not in {ranks.world()}; start it with one")
     out = Path(train.out or OUT)
     refuse_earlier(out, train.overwrite)
     set_threads(model.threads)
@@ -140,7 +143,7 @@ def _train_mode(name: str, component: Any, checkpointing: bool) -> None:
 def _recipe(
     job: Job, model: ModelOptions, data: DataOptions, train: TrainOptions, device: torch.device, total: int
 ) -> dict[str, Any]:
-    """All settings of the run, resolved, and the versions of what ran."""
+    """All settings of the run, resolved, the versions of what ran, and what made the cache."""
     resolved = {
         "family": job.family.name,
         "model": job.model.name,
@@ -153,7 +156,7 @@ def _recipe(
     }
     versions = {name: version(name) for name in LIBRARIES}
     groups = {"model": stated(model), "data": stated(data), "train": stated(train)}
-    return {"command": "train", **groups, "resolved": resolved, "versions": versions}
+    return {"command": "train", **groups, "resolved": resolved, "versions": versions, "cache": dict(job.header)}
 
 
 def _dtype(dtype: torch.dtype) -> str:

@@ -5,6 +5,7 @@ import json
 import math
 import shutil
 from dataclasses import replace
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -193,8 +194,9 @@ def test_the_recipe_holds_all_settings_resolved(three, tmp_path):
     assert recipe["resolved"]["family"] == "qwen-image"
     assert recipe["resolved"]["dtype"] == "float32"
     assert recipe["resolved"]["threads"] == 1
-    assert recipe["versions"]["torch"] == torch.__version__.partition("+")[0] or recipe["versions"]["torch"]
+    assert recipe["versions"]["torch"] == version("torch")
     assert set(recipe["versions"]) >= {"torch", "diffusers", "peft", "dsplit"}
+    assert recipe["cache"]["data"]["data"] == three.data.data
 
 
 def test_what_a_run_gives_back(three, tmp_path):
@@ -280,6 +282,20 @@ def test_noise_seeded_on_a_device_that_is_not_here_is_refused(tmp_path, monkeypa
     )  # fmt: skip
     with pytest.raises(TrainingError, match=r"metadata.csv:2: rand_device is cuda"):
         made.train(tmp_path / "o")
+
+
+def test_several_processes_are_refused_before_anything_loads(three, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="runs in one process so far, not in 2"):
+        three.train(tmp_path / "o")
+    assert not (tmp_path / "o").exists()
+
+
+def test_a_launchers_accumulation_does_not_scale_the_gradient_again(three, tmp_path, monkeypatch):
+    three.train(tmp_path / "a", max_steps=2, lr=1e-3)
+    monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1000000000")
+    three.train(tmp_path / "b", max_steps=2, lr=1e-3)
+    assert losses(tmp_path / "a") == losses(tmp_path / "b")
 
 
 def test_an_output_that_is_a_file_is_refused(three, tmp_path):

@@ -1,5 +1,6 @@
 """The promise: the same seed gives the same losses and weights, bit for bit, with the cache and without it."""
 
+import pickle
 import shutil
 import subprocess
 import sys
@@ -8,6 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dsplit.cache.rows import CachedRows
+from dsplit.training.batches import Reader
 from tests import tiny
 from tests.training.conftest import loras, losses, make, metrics, model, same
 
@@ -45,6 +48,28 @@ def test_a_trained_text_encoder_moves_the_split_and_is_trained_both_ways(tmp_pat
     assert {k.partition(".")[0] for k in lora} == set(trained.split(","))
     text = [v for k, v in lora.items() if k.startswith("text_encoder.") and ".lora_B." in k]
     assert any(v.abs().max() > 0 for v in text)
+
+
+def test_a_trained_text_encoder_reads_negative_prompts_too(tmp_path):
+    made = make(
+        tmp_path,
+        2,
+        model(task="direct_distill", trainable="text_encoder"),
+        num_inference_steps=[2, 2],
+        cfg_scale=[1, 3],
+        negative_prompt=["", "blurry"],
+    )
+    made.train(tmp_path / "split", max_steps=2, lr=1e-3)
+    made.train(tmp_path / "unsplit", split=False, max_steps=2, lr=1e-3)
+    assert metrics(tmp_path / "split") == metrics(tmp_path / "unsplit")
+
+
+def test_a_reader_can_be_handed_to_a_process_that_is_spawned(three):
+    reader = Reader(CachedRows(three.cache), {"prompt_embeds": 0, "prompt_mask": 0})
+    batch, other = reader[[(0, 0), (2, 1)]], pickle.loads(pickle.dumps(reader))[[(0, 0), (2, 1)]]
+    assert batch.values.keys() == other.values.keys() == {"latents", "prompt_embeds", "prompt_mask"}
+    assert all(torch.equal(batch[k], other[k]) for k in batch.values)
+    assert batch["latents"].shape == (2, 16, 1, 8, 8)
 
 
 def test_workers_read_ahead_without_changing_a_bit(three, tmp_path):
@@ -85,7 +110,7 @@ finally:
 """
 
 
-@pytest.mark.parametrize("split", [True, False])
+@pytest.mark.parametrize("split", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_stage_2_opens_no_weight_file_of_an_encoder(three, tmp_path, split):
     """Every file that the process opens is watched; unsplit, the same watch sees the encoders' files."""
     source = ["--from-cache", str(three.cache)] if split else ["--data", str(three.data.data)]

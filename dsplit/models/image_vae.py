@@ -24,12 +24,12 @@ def one_frame(vae: Any) -> Any:
     for part in (vae.encoder, vae.quant_conv):
         for module in part.modules():
             if isinstance(module, Conv3d) and len(getattr(module, "_padding", ())) == 6 and module.stride[0] == 1:
-                module.forward = types.MethodType(_last_tap, module)
+                module.forward = types.MethodType(_last_tap, module)  # type: ignore[method-assign]
     return vae
 
 
 def _last_tap(conv: Any, x: torch.Tensor, cache_x: torch.Tensor | None = None) -> torch.Tensor:
-    """The causal convolution of `x`, (B, C, 1, H, W), by its last temporal tap; more frames take the class's forward."""
+    """The causal convolution of `x`, (B, C, 1, H, W), by its last temporal tap; more frames the class's own way."""
     from torch.nn.functional import conv2d
 
     if x.shape[2] != 1 or cache_x is not None:

@@ -163,6 +163,11 @@ class PrepareOptions:
     overwrite: bool = option(False, "Replace a dsplit.toml that is there.")
 
 
+def listed(text: str | None) -> tuple[str, ...]:
+    """`a, b` -> `("a", "b")`: the value of an option that takes several names."""
+    return tuple(name.strip() for name in (text or "").split(",") if name.strip())
+
+
 def stated(options: Any) -> dict[str, Any]:
     """The options of a group as plain values, for `recipe.json` and manifests."""
     return {k: v for k, v in vars(options).items() if v not in (None, [])}

@@ -16,13 +16,14 @@ from dsplit.cache.header import header_of
 from dsplit.cache.keys import Digests, component_digests, content_digest, file_keys
 from dsplit.cache.manifest import Manifest, manifest_path, refuse_foreign, write_manifest
 from dsplit.cache.plan import Call, Plan, Planner, estimated_bytes
+from dsplit.cache.stage1 import Stage1
 from dsplit.cache.store import Store
 from dsplit.console import Progress, duration, say, warn
 from dsplit.dataset import Row, read_dataset
 from dsplit.errors import CacheError, DataError, Problem
 from dsplit.models.locate import Model, family_of, find_place, locate
 from dsplit.models.registry import registry
-from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
+from dsplit.recipe import CacheOptions, DataOptions, ModelOptions, listed
 
 BUCKETS_SHOWN = 6
 MANY, STEP = 20_000, 1000  # values from which checking them shows progress, and how often
@@ -34,9 +35,8 @@ def run_cache(
     """Makes the cache of a data set: `rows`, `encoded` and `reused` per unit, `bytes`, `seconds`, `cache`, `digest`.
 
     The counts are of distinct values: pictures at their size; texts, the empty one among them. first: take no more rows
-    than this. Raises CacheError if the
-    folder cannot take a cache, DataError for rows that cannot be read or encoded (all others are stored), ModelError
-    or UsageError for a model that is not there.
+    than this. Raises CacheError if the folder cannot take a cache, DataError for rows that cannot be read or encoded
+    (all others are stored), ModelError or UsageError for a model that is not there.
     """
     started = time.monotonic()
     folder = Path(cache.out or "cache")
@@ -66,7 +66,8 @@ def run_cache(
             write_manifest(path, Manifest(header, plan.entries))
         missing = plan.missing(store)
         say(_work_line(plan, missing, estimated_bytes(missing, located.names(), dtype), folder))
-        encoded, problems = _encode(plan, missing, store, located, model, digests, cache.workers, dtype, device)
+        stage = Stage1(plan, located, store, dtype, device, digests.stamps, cache.workers, model.threads)
+        encoded, problems = _encode(stage, missing)
         store.refresh()
         if problems:
             plan = _without_faulty(plan, problems, skip=data.skip_bad)
@@ -85,7 +86,7 @@ def run_cache(
 def _located(options: ModelOptions) -> tuple[Model, Planner]:
     """The model, with what stage 1 needs of it fetched if it has none here, and the planner for its family."""
     task = registry().task(options.task)
-    trainable = tuple(name.strip() for name in (options.trainable or "").split(",") if name.strip())
+    trainable = listed(options.trainable)
     places = [find_place(text, options.hub) for text in (options.model, options.model_path) if text]
     fetch = None
     if places:
@@ -126,30 +127,12 @@ def _take_stock(folder: Path, store: Store, plan: Plan, digests: Digests) -> Non
             warn(f"{path}: the value {key} is damaged; it will be encoded again")
 
 
-def _encode(
-    plan: Plan,
-    missing: Sequence[Call],
-    store: Store,
-    located: Model,
-    options: ModelOptions,
-    digests: Digests,
-    workers: int,
-    dtype: str,
-    device: str,
-) -> tuple[dict[str, int], dict[str, list[Problem]]]:
+def _encode(stage: Stage1, missing: Sequence[Call]) -> tuple[dict[str, int], dict[str, list[Problem]]]:
     """Encodes this process's share of `missing`; counts per unit and faults per call, of all processes."""
-    encoded: Counter[str] = Counter({call.job.unit.identity: 0 for call in plan.calls.values()})
+    encoded: Counter[str] = Counter({call.job.unit.identity: 0 for call in stage.plan.calls.values()})
     problems: dict[str, list[Problem]] = {}
     share = [call for call in missing if call.share % ranks.world() == ranks.rank()]
     if share:
-        import torch
-
-        from dsplit.cache.stage1 import Stage1
-        from dsplit.models.load import pick_device, set_threads
-
-        located.check({c for call in share for c in call.job.components})
-        set_threads(options.threads)
-        stage = Stage1(plan, located, store, getattr(torch, dtype), pick_device(device), digests.stamps, workers)
         outcome = stage.run(share)
         encoded.update(outcome.encoded)
         problems = outcome.problems

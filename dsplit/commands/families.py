@@ -5,18 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dsplit.errors import UsageError
-from dsplit.recipe import ModelOptions
+from dsplit.recipe import ModelOptions, listed
 
 if TYPE_CHECKING:
     from dsplit.models.family import ModelFamily
     from dsplit.units import Unit
 
 DEFAULT = "qwen-image"  # whose columns and sizes `dsplit prepare --check` assumes where no model is named
-
-
-def trained_names(options: ModelOptions) -> tuple[str, ...]:
-    """The components of --trainable; none where the family decides."""
-    return tuple(t.strip() for t in (options.trainable or "").split(",") if t.strip())
 
 
 def named_family(options: ModelOptions) -> ModelFamily:
@@ -51,7 +46,7 @@ def needed_components(family: ModelFamily, options: ModelOptions, stage: int | N
     from dsplit.models.registry import registry
 
     task = registry().task(options.task)
-    split = family.split(task, trained_names(options), negative=bool(task.negative_if))
+    split = family.split(task, listed(options.trainable), negative=bool(task.negative_if))
 
     def users(units: tuple[Unit, ...]) -> dict[str, str]:
         return {c: u.name for u in units for c in u.components}
@@ -68,8 +63,7 @@ def check_columns(options: ModelOptions, names: str, option: str) -> None:
     """Raises UsageError if a column in `names` (comma-separated) is none that the family reads."""
     from dsplit.models.registry import registry
 
-    wanted = [n.strip() for n in names.split(",") if n.strip()]
-    if wanted:
+    if wanted := listed(names):
         family = named_family(options)
         known = [c.name for c in family.columns_for(registry().task(options.task))]
         if unknown := [n for n in wanted if n not in known]:

@@ -9,13 +9,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsplit.commands.families import named_family, needed_components, shape_names, trained_names
+from dsplit.commands.families import named_family, needed_components, shape_names
 from dsplit.commands.options import Given, takes
 from dsplit.commands.resolve import resolve
 from dsplit.commands.result import show, size
 from dsplit.commands.template import template
 from dsplit.errors import ModelError, UsageError
-from dsplit.recipe import DataOptions, ModelOptions, PrepareOptions
+from dsplit.recipe import DataOptions, ModelOptions, PrepareOptions, listed
 from dsplit.toml_file import NAME, PATHS, PERHAPS_PATHS
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def check(model: ModelOptions, data: DataOptions) -> dict[str, Any]:
     from dsplit.models.registry import registry
 
     family = named_family(model)
-    planner = Planner(family, registry().task(model.task), trained_names(model))
+    planner = Planner(family, registry().task(model.task), listed(model.trainable))
     found = read_dataset(data, family.columns_for(planner.task), family.size_factor, decode=True)
     for problem in found.warnings:
         warn(str(problem))

@@ -7,12 +7,12 @@ import textwrap
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dsplit.commands.families import named_family, shape_names, trained_names
+from dsplit.commands.families import named_family, shape_names
 from dsplit.commands.options import Given, takes
 from dsplit.commands.resolve import build, merge, task_of
 from dsplit.commands.result import show, size
 from dsplit.errors import UnitError
-from dsplit.recipe import ModelOptions
+from dsplit.recipe import ModelOptions, listed
 from dsplit.shapes import DTYPE_BYTES, evaluate
 
 if TYPE_CHECKING:
@@ -44,14 +44,14 @@ def overview(given: Given) -> dict[str, Any]:
         families = [named_family(options)]
         configs = shape_names(options, families[0])
     wanted = [found.task(task_of("tasks", options.task)[0])] if "task" in given else list(found.tasks.values())
-    trained = trained_names(options)
-    listed = []
+    trained = listed(options.trainable)
+    described = []
     for family in families:
         names = {**family.config, **family.typical, **configs}
         own = {t.name: describe(family, t, trained, names) for t in wanted if t.name in family.tasks}
         if own:
-            listed.append({"name": family.name, "tasks": own})
-    return {"families": listed, "broken": [{"name": b.name, "reason": b.reason} for b in found.broken]}
+            described.append({"name": family.name, "tasks": own})
+    return {"families": described, "broken": [{"name": b.name, "reason": b.reason} for b in found.broken]}
 
 
 def describe(family: ModelFamily, task: Task, trained: tuple[str, ...], names: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from dsplit.cache.plan import Call, Plan, groups
 from dsplit.cache.store import Store, Writer
 from dsplit.console import Progress, warn
 from dsplit.errors import Problem
-from dsplit.models.load import load_component
+from dsplit.models.load import load_component, pick_device, set_threads
 from dsplit.models.model import Model
 
 if TYPE_CHECKING:
@@ -38,20 +38,26 @@ class Stage1:
     plan: Plan
     model: Model
     store: Store
-    dtype: torch.dtype
-    device: torch.device
+    dtype: str
+    device: str
     stamps: Mapping[Path, Stamp]
     workers: int
+    threads: int | None = None
 
     def run(self, calls: Sequence[Call]) -> Outcome:
         """Makes and stores the values of `calls`. A row that cannot be encoded is a problem of its own.
 
-        Raises CacheError if the disk gives out; what was sealed until then stays.
+        Raises ModelError for weights that cannot be loaded, CacheError if the disk gives out; what was sealed stays.
         """
+        import torch
+
+        self.model.check({name for call in calls for name in call.job.components})
+        set_threads(self.threads)
+        dtype, device = getattr(torch, self.dtype), pick_device(self.device)
         outcome = Outcome()
         for group in groups(calls, self._file_columns()):
             names = sorted(group[0][0].job.components)
-            components = {name: load_component(self.model, name, self.dtype, self.device) for name in names}
+            components = {name: load_component(self.model, name, dtype, device) for name in names}
             for batch in group:
                 self._run_job(batch, components, outcome)
             components.clear()

@@ -101,7 +101,7 @@ def test_a_job_reads_what_an_earlier_one_stored(tmp_path: Path) -> None:
     made = [Call("1", first, None, {"a": "ka"}, {}), Call("2", second, None, {"b": "kb"}, {"a": "ka"})]
     model = locate(ModelOptions(model=str(tiny.QWEN_IMAGE)))
     plan: Any = None
-    outcome = Stage1(plan, model, store, torch.float32, torch.device("cpu"), {}, 0).run(made)
+    outcome = Stage1(plan, model, store, "float32", "cpu", {}, 0).run(made)
     assert outcome.encoded == {"count": 1, "double": 1}
     assert (store.get("ka").tolist(), store.get("kb").tolist()) == ([0.0], [0.0])
 

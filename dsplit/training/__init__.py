@@ -1,0 +1,1 @@
+"""Training: rows in batches, counted randomness, the denoiser, LoRA, the loop, checkpoints."""

@@ -30,11 +30,15 @@ def earlier_files(folder: Path) -> list[Path]:
 
 
 def refuse_earlier(folder: Path, overwrite: bool) -> None:
-    """Raises TrainingError if `folder` holds an earlier run that may not be replaced."""
+    """Raises TrainingError if `folder` holds an earlier run that may not be replaced.
+
+    A run that died before its first step left nothing to lose, and does not count.
+    """
     if folder.exists() and not folder.is_dir():
         raise TrainingError(f"{folder}: is a file, not a folder; give another folder with --out")
-    found = [] if overwrite else earlier_files(folder)
-    if found:
+    found = earlier_files(folder)
+    precious = [p for p in found if CHECKPOINT.fullmatch(p.name) or (p.name == METRICS and p.stat().st_size)]
+    if precious and not overwrite:
         names = ", ".join(p.name for p in found[:4]) + (" ..." if len(found) > 4 else "")
         raise TrainingError(
             f"{folder}: holds an earlier run ({names}); give another folder with --out, or --overwrite to replace it"

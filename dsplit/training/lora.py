@@ -45,27 +45,24 @@ def adapters(
     """The adapter of every component that is to be trained.
 
     skeletons: the components, with or without weights. own: the components that `family_targets` are meant for; others
-    take the attention projections of text encoders. An entry matches a module of that name, or whose name ends in
-    `.entry`. Raises UsageError for an entry that matches nothing anywhere, naming what exists, and for a component that
-    no entry matches.
+    take the attention projections of text encoders. An entry matches a layer of that name, or whose name ends in
+    `.entry`. Raises UsageError, naming what exists, for an entry that matches nothing, and a component without any.
     """
-    wanted = {name: entries(targets, family_targets if name in own else TEXT_TARGETS) for name in skeletons}
-    names = {name: adaptable(module) for name, module in skeletons.items()}
-    matched = {
-        name: {entry: [m for m in names[name] if matches(entry, m)] for entry in wanted[name]} for name in skeletons
-    }
-    everything = [m for modules in names.values() for m in modules]
-    given = list(dict.fromkeys(e for found in wanted.values() for e in found))
-    unmatched = [e for e in given if not any(matched[name].get(e) for name in skeletons)]
-    optional = targets is None and not set(skeletons) <= set(own)
-    faults = [] if optional else [f"nothing matches {_with_nearest(e, everything)}" for e in unmatched]
-    faults += [f"no entry matches a module of {n}" for n in skeletons if not any(matched[n].values())]
-    if faults:
+    result, unmatched, faults = {}, set(entries(targets, ())), []
+    for name, module in skeletons.items():
+        default = family_targets if name in own else TEXT_TARGETS
+        matched = {e: [m for m in adaptable(module) if matches(e, m)] for e in entries(targets, default)}
+        found = {e: modules for e, modules in matched.items() if modules}
+        result[name] = Adapter(tuple(found), tuple(dict.fromkeys(m for modules in found.values() for m in modules)))
+        if name in own and targets is None:
+            unmatched |= matched.keys()
+        unmatched -= found.keys()
+        if not found:
+            faults.append(f"no entry matches a module of {name}")
+    if unmatched or faults:
+        everything = [m for module in skeletons.values() for m in adaptable(module)]
+        faults = [f"nothing matches {_with_nearest(e, everything)}" for e in sorted(unmatched)] + faults
         raise UsageError(f"--targets: {'; '.join(faults)}\nmodules that exist: {_shown(everything)}")
-    result = {}
-    for name, found in matched.items():
-        modules = dict.fromkeys(m for names in found.values() for m in names)
-        result[name] = Adapter(tuple(e for e, ms in found.items() if ms), tuple(modules))
     return result
 
 

@@ -174,6 +174,14 @@ def test_case_t07_a_run_is_replaced_only_when_asked(three, tmp_path, monkeypatch
     assert (out / "other.safetensors").read_bytes() == b"mine too"
 
 
+def test_a_run_that_died_before_its_first_step_does_not_block_the_next(three, tmp_path):
+    (tmp_path / "recipe.json").write_text("{}")
+    (tmp_path / "metrics.jsonl").touch()
+    assert three.train(tmp_path, max_steps=1)["steps"] == 1
+    with pytest.raises(TrainingError, match="holds an earlier run"):
+        three.train(tmp_path, max_steps=1)
+
+
 @pytest.mark.parametrize(
     ("option", "value"),
     [("save_steps", 0), ("save_steps", -1), ("epochs", 0), ("max_steps", 0), ("repeat", 0), ("batch_size", 0),

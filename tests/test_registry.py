@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dsplit.errors import UsageError
+from dsplit.commands.tasks import overview
+from dsplit.errors import UnitError, UsageError
 from dsplit.models.registry import Registry, registry
 
 GOOD = """
@@ -143,3 +144,38 @@ def test_an_unknown_name_points_at_broken_plugins(install) -> None:
     install("raises", "1 / 0")
     with pytest.raises(UsageError, match=r"unknown task 'ours'; .*1 broken plugin\(s\): see `dsplit tasks`"):
         read().task("ours")
+
+
+CIRCLE = """
+from dataclasses import replace
+from dsplit import hookimpl, unit
+from dsplit_qwen_image import QWEN_IMAGE
+
+@unit(outputs="latents")
+def encode_image(prompt_embeds): ...
+
+@unit(outputs="prompt_embeds prompt_mask")
+def encode_prompt(latents): ...
+
+@hookimpl
+def dsplit_register_families():
+    return [replace(QWEN_IMAGE, name="circular", units=(encode_image, encode_prompt))]
+"""
+
+
+def test_a_family_that_cannot_be_split_is_reported_by_tasks_and_hides_no_other(install) -> None:
+    install("circle", CIRCLE)
+    registry.cache_clear()
+    try:
+        found = overview({})
+        with pytest.raises(UnitError, match="in a circle"):
+            overview({"model": "circular"})
+    finally:
+        registry.cache_clear()
+    assert "qwen-image" in [family["name"] for family in found["families"]]
+    assert found["broken"] == [
+        {
+            "name": "circular",
+            "reason": "units read each other in a circle: encode_image -> encode_prompt -> encode_image",
+        }
+    ]

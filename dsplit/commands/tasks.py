@@ -46,12 +46,19 @@ def overview(given: Given) -> dict[str, Any]:
     wanted = [found.task(task_of("tasks", options.task)[0])] if "task" in given else list(found.tasks.values())
     trained = listed(options.trainable)
     described = []
+    broken = [{"name": b.name, "reason": b.reason} for b in found.broken]
     for family in families:
         names = {**family.config, **family.typical, **configs}
-        own = {t.name: describe(family, t, trained, names) for t in wanted if t.name in family.tasks}
+        try:
+            own = {t.name: describe(family, t, trained, names) for t in wanted if t.name in family.tasks}
+        except UnitError as error:
+            if given.get("model") or given.get("model_path") or trained:
+                raise
+            broken.append({"name": family.name, "reason": str(error)})  # a plugin's mistake hides no other family
+            continue
         if own:
             described.append({"name": family.name, "tasks": own})
-    return {"families": described, "broken": [{"name": b.name, "reason": b.reason} for b in found.broken]}
+    return {"families": described, "broken": broken}
 
 
 def describe(family: ModelFamily, task: Task, trained: tuple[str, ...], names: Mapping[str, Any]) -> dict[str, Any]:

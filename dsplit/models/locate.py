@@ -12,7 +12,7 @@ from dsplit.models.origins import ALIASES, SYNTAX, Origin, nearest, read_offload
 from dsplit.models.places import Place, class_of, family_of, find_place, no_files, not_here, offline
 from dsplit.recipe import ModelOptions
 
-__all__ = ["MODELS", "Model", "Part", "Place", "family_of", "find_place", "locate"]
+__all__ = ["MODELS", "Model", "Part", "Place", "family_of", "find_family", "find_place", "locate"]
 
 
 def locate(options: ModelOptions, *, fetch: Sequence[str] | None = None, hub: str = "modelscope") -> Model:
@@ -38,6 +38,14 @@ def locate(options: ModelOptions, *, fetch: Sequence[str] | None = None, hub: st
     _same_classes(model)
     offloaded = read_offloaded(options.offload_models or "", model.family)
     return Model(model.family, model.name, model.parts, offloaded, model.looked_in)
+
+
+def find_family(options: ModelOptions) -> ModelFamily:
+    """The family that the options name, known before any weights are here. Raises as `locate` does."""
+    places = [find_place(text, options.hub) for text in (options.model, options.model_path) if text]
+    if options.model_id_with_origin_paths or options.model_paths or not places:
+        return locate(options, hub=options.hub).family
+    return _named(places) or family_of(places[-1], options.hub)
 
 
 def _named(places: Iterable[Place]) -> ModelFamily | None:

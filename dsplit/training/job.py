@@ -16,7 +16,7 @@ from dsplit.dataset import read_dataset
 from dsplit.errors import CacheError, TrainingError
 from dsplit.models.family import ModelFamily, Task
 from dsplit.models.load import pick_dtype
-from dsplit.models.locate import Model, family_of, find_place, locate
+from dsplit.models.locate import Model, find_family, locate
 from dsplit.models.registry import registry
 from dsplit.recipe import DataOptions, ModelOptions, TrainOptions, listed
 from dsplit.training.batches import Rows
@@ -60,7 +60,7 @@ def cached_job(model: ModelOptions, data: DataOptions, train: TrainOptions, devi
     if not (model.model or model.model_path or model.model_id_with_origin_paths or model.model_paths):
         model = replace(model, model=header["model"]["name"])
     requested = {
-        "family": _family(model).name,
+        "family": find_family(model).name,
         "task": model.task,
         "trainable": list(listed(model.trainable)),
         "dtype": str(pick_dtype(model.dtype, device)).removeprefix("torch.") if model.dtype else None,
@@ -75,7 +75,7 @@ def cached_job(model: ModelOptions, data: DataOptions, train: TrainOptions, devi
 
 def live_job(model: ModelOptions, data: DataOptions, train: TrainOptions, device: torch.device) -> Job:
     """The job of an unsplit run: the same rows in the same order, encoded at every visit."""
-    family, task = _family(model), registry().task(model.task)
+    family, task = find_family(model), registry().task(model.task)
     planner = Planner(family, task, listed(model.trainable))
     dataset = read_dataset(data, family.columns_for(task), family.size_factor)
     for problem in (*dataset.warnings, *dataset.skipped):
@@ -131,16 +131,6 @@ def _located(model: ModelOptions, loaded: Mapping[str, str]) -> Model:
     found.require(loaded, loaded)
     found.check(loaded)
     return found
-
-
-def _family(model: ModelOptions) -> ModelFamily:
-    """The family that the options name, found before any weights are needed."""
-    if model.model_id_with_origin_paths or model.model_paths:
-        return locate(model, hub=model.hub).family
-    places = [find_place(text, model.hub) for text in (model.model, model.model_path) if text]
-    if not places:
-        return locate(model, hub=model.hub).family  # says that no model is named
-    return next((p.family for p in places if p.family), None) or family_of(places[-1], model.hub)
 
 
 def _text(value: Any) -> str:

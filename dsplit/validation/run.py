@@ -31,7 +31,7 @@ def run_validate(model: ModelOptions, data: DataOptions, validate: ValidateOptio
     """
     from dsplit.cache.files import claim_folder
     from dsplit.models.load import pick_device, pick_dtype, set_threads
-    from dsplit.models.locate import locate
+    from dsplit.models.locate import find_family, locate
     from dsplit.validation.pictures import save
 
     lora = find_lora(validate.lora, run, needed=not validate.parity)
@@ -40,14 +40,13 @@ def run_validate(model: ModelOptions, data: DataOptions, validate: ValidateOptio
     set_threads(model.threads)
     device = pick_device(model.device)
     dtype = pick_dtype(model.dtype, device)
-    names = [c.name for c in locate(model, hub=model.hub).family.components]
-    located = locate(model, fetch=names, hub=model.hub)
-    pairs = draw_pairs(located, lora, out, validate, dtype, device) if lora else []
+    located = locate(model, fetch=[c.name for c in find_family(model).components], hub=model.hub)
     parity = None
-    if validate.parity:
+    if validate.parity:  # first: it finds faults of the data, and takes less time than pictures
         from dsplit.validation.parity import check_parity
 
         parity = check_parity(model, data, validate)
+    pairs = draw_pairs(located, lora, out, validate, dtype, device) if lora else []
     groups = {"model": stated(model), "data": stated(data), "validate": stated(validate)}
     recipe = {"command": "validate", **groups}
     save((json.dumps(recipe, indent=2, ensure_ascii=False) + "\n").encode(), out / "recipe.json")

@@ -54,9 +54,9 @@ def docs() -> dict[Path, str]:
 
 
 def _section(title: str, words: list[str]) -> str:
-    """The help of a command as a page shows it, 100 columns wide whatever the terminal."""
+    """The help of a command as a page shows it, 110 columns wide whatever the terminal."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("_TYPER", "TYPER", "FORCE_COLOR"))}
-    environment |= {"TERMINAL_WIDTH": "100", "_TYPER_FORCE_DISABLE_TERMINAL": "1", "PYTHONIOENCODING": "utf-8"}
+    environment |= {"TERMINAL_WIDTH": "110", "_TYPER_FORCE_DISABLE_TERMINAL": "1", "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "-m", "dsplit", *words, "--help"]
     done = subprocess.run(command, env=environment, capture_output=True, encoding="utf-8", check=True)
     lines = [line.rstrip() for line in done.stdout.strip("\n ").splitlines()]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
 from dsplit.errors import CacheError
 
-PATIENCE = timedelta(days=2)  # shares are equal in number, not in time; a process that dies is noticed at once
+PATIENCE = timedelta(days=2)  # shares are equal in number, not in time; the launcher ends the others if one dies
+Gather = Callable[[Any], list[Any]]
 
 
 def rank() -> int:
@@ -24,34 +27,30 @@ def world() -> int:
 
 
 @contextlib.contextmanager
-def together() -> Iterator[None]:
-    """While the block runs, the processes of the launch can `gather`; does nothing for a single one."""
+def together() -> Iterator[Gather]:
+    """While the block runs, the processes of the launch can meet; gives `gather(thing) -> what each gave, by rank`.
+
+    `thing` is JSON; `gather` waits for all. The launcher's key-value store alone carries it: a process group would
+    start threads that can outlive the interpreter.
+    """
     if world() == 1:
-        yield
+        yield lambda thing: [thing]
         return
-    import torch.distributed as dist
+    from torch.distributed import rendezvous
 
-    if dist.is_initialized():
-        yield
-        return
-    dist.init_process_group("gloo", timeout=PATIENCE)
-    try:
-        yield
-    finally:
-        dist.destroy_process_group()
+    store, _, _ = next(rendezvous("env://", timeout=PATIENCE))
+    rounds = itertools.count()
 
+    def gather(thing: Any) -> list[Any]:
+        number = next(rounds)
+        try:
+            store.set(f"dsplit/{number}/{rank()}", json.dumps(thing))
+            return [json.loads(store.get(f"dsplit/{number}/{r}")) for r in range(world())]
+        except RuntimeError as error:
+            raise CacheError(
+                "another process of this launch stopped; see its message. What was sealed is kept: run `dsplit cache` "
+                "again"
+            ) from error
 
-def gather(thing: Any) -> list[Any]:
-    """What each process gave, by rank; waits for all. Raises CacheError if one of them stopped."""
-    if world() == 1:
-        return [thing]
-    import torch.distributed as dist
-
-    things: list[Any] = [None] * world()
-    try:
-        dist.all_gather_object(things, thing)
-    except RuntimeError as error:
-        raise CacheError(
-            "another process of this launch stopped; see its message. What was sealed is kept: run `dsplit cache` again"
-        ) from error
-    return things
+    yield gather
+    gather(None)  # the process that holds the store must not leave first

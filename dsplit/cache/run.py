@@ -6,6 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dsplit.cache.store import Store
 from dsplit.console import Progress, duration, say, warn
 from dsplit.dataset import Row, read_dataset
 from dsplit.errors import CacheError, DataError, Problem
-from dsplit.models.locate import Model, family_of, find_place, locate
+from dsplit.models.locate import Model, find_family, locate
 from dsplit.models.registry import registry
 from dsplit.recipe import CacheOptions, DataOptions, ModelOptions, listed
 
@@ -59,22 +60,22 @@ def run_cache(
     plan = planner.plan(rows, files, components, dtype)
     header = header_of(located, planner, components, plan.empty, (model, data), device, dtype)
 
-    with ranks.together():
+    with ranks.together() as gather:
         store = Store(folder)
-        _take_stock(folder, store, plan, digests)
+        _take_stock(folder, store, plan, digests, gather)
         if ranks.rank() == 0:
             write_manifest(path, Manifest(header, plan.entries))
         missing = plan.missing(store)
         say(_work_line(plan, missing, estimated_bytes(missing, located.names(), dtype), folder))
         stage = Stage1(plan, located, store, dtype, device, digests.stamps, cache.workers, model.threads)
-        encoded, problems = _encode(stage, missing)
+        encoded, problems = _encode(stage, missing, gather)
         store.refresh()
         if problems:
             plan = _without_faulty(plan, problems, skip=data.skip_bad)
             if ranks.rank() == 0:
                 write_manifest(path, Manifest(header, plan.entries))
         result = _result(plan, store, encoded, folder)
-        ranks.gather(None)  # nobody reads the small shards any more
+        gather(None)  # nobody reads the small shards any more
         if ranks.rank() == 0:
             for unit in encoded:
                 store.merge(unit)
@@ -87,13 +88,9 @@ def _located(options: ModelOptions) -> tuple[Model, Planner]:
     """The model, with what stage 1 needs of it fetched if it has none here, and the planner for its family."""
     task = registry().task(options.task)
     trainable = listed(options.trainable)
-    places = [find_place(text, options.hub) for text in (options.model, options.model_path) if text]
-    fetch = None
-    if places:
-        family = next((p.family for p in places if p.family), None) or family_of(places[-1], options.hub)
-        fetch = tuple(Planner(family, task, trainable).components)
-    located = locate(options, fetch=fetch, hub=options.hub)
-    return located, Planner(located.family, task, trainable)
+    planner = Planner(find_family(options), task, trainable)
+    located = locate(options, fetch=tuple(planner.components), hub=options.hub)
+    return located, planner
 
 
 def _files(rows: Sequence[Row], planner: Planner) -> dict[Path, str]:
@@ -106,7 +103,7 @@ def _files(rows: Sequence[Row], planner: Planner) -> dict[Path, str]:
     return found
 
 
-def _take_stock(folder: Path, store: Store, plan: Plan, digests: Digests) -> None:
+def _take_stock(folder: Path, store: Store, plan: Plan, digests: Digests, gather: ranks.Gather) -> None:
     """Clears away what dead runs left, and takes damaged values for missing ones."""
     if ranks.rank() == 0:
         remove_leftovers(folder)
@@ -121,13 +118,16 @@ def _take_stock(folder: Path, store: Store, plan: Plan, digests: Digests) -> Non
             found += store.damaged_values(share[start : start + STEP])
             if progress:
                 progress.advance(len(share[start : start + STEP]))
-    for damaged in ranks.gather(found):  # all have looked before the first one writes
-        store.forget_values(damaged)
+    told = [(key, str(path)) for key, path in found]
+    for damaged in gather(told):  # all have looked before the first one writes
+        store.forget_values([(key, Path(path)) for key, path in damaged])
         for key, path in damaged:
             warn(f"{path}: the value {key} is damaged; it will be encoded again")
 
 
-def _encode(stage: Stage1, missing: Sequence[Call]) -> tuple[dict[str, int], dict[str, list[Problem]]]:
+def _encode(
+    stage: Stage1, missing: Sequence[Call], gather: ranks.Gather
+) -> tuple[dict[str, int], dict[str, list[Problem]]]:
     """Encodes this process's share of `missing`; counts per unit and faults per call, of all processes."""
     encoded: Counter[str] = Counter({call.job.unit.identity: 0 for call in stage.plan.calls.values()})
     problems: dict[str, list[Problem]] = {}
@@ -136,10 +136,11 @@ def _encode(stage: Stage1, missing: Sequence[Call]) -> tuple[dict[str, int], dic
         outcome = stage.run(share)
         encoded.update(outcome.encoded)
         problems = outcome.problems
-    gathered = ranks.gather((dict(encoded), problems))
+    told = {key: [astuple(problem) for problem in found] for key, found in problems.items()}
+    gathered = gather([dict(encoded), told])
     return (
         {unit: sum(counts[unit] for counts, _ in gathered) for unit in encoded},
-        {key: found for _, problems in gathered for key, found in problems.items()},
+        {key: [Problem(*p) for p in found] for _, faulty in gathered for key, found in faulty.items()},
     )
 
 

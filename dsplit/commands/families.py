@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dsplit.errors import UsageError
@@ -16,14 +17,10 @@ DEFAULT = "qwen-image"  # whose columns and sizes `dsplit prepare --check` assum
 
 def named_family(options: ModelOptions) -> ModelFamily:
     """The family that the options name; the default one where they name none."""
-    from dsplit.models.locate import family_of, find_place, locate
-    from dsplit.models.registry import registry
+    from dsplit.models.locate import find_family
 
-    families = registry().families
-    if options.model_id_with_origin_paths or options.model_paths:
-        return locate(options, hub=options.hub).family
-    text = options.model_path or options.model or DEFAULT
-    return families.get(options.model or text) or families.get(text) or family_of(find_place(text, options.hub))
+    stated = options.model or options.model_path or options.model_id_with_origin_paths or options.model_paths
+    return find_family(options if stated else replace(options, model=DEFAULT))
 
 
 def shape_names(options: ModelOptions, family: ModelFamily) -> dict[str, Any]:

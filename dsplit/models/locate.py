@@ -43,9 +43,12 @@ def locate(options: ModelOptions, *, fetch: Sequence[str] | None = None, hub: st
 def find_family(options: ModelOptions) -> ModelFamily:
     """The family that the options name, known before any weights are here. Raises as `locate` does."""
     places = [find_place(text, options.hub) for text in (options.model, options.model_path) if text]
+    named = _named(places)
+    if named:
+        return named
     if options.model_id_with_origin_paths or options.model_paths or not places:
         return locate(options, hub=options.hub).family
-    return _named(places) or family_of(places[-1], options.hub)
+    return family_of(places[-1], options.hub)
 
 
 def _named(places: Iterable[Place]) -> ModelFamily | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,7 @@ def decoded(
     stamps: what the files were when their keys were made; a file that changed since is a fault.
     """
     tasks = _Tasks(calls, units, stamps)
-    workers = min(workers, len(calls) // CALLS_PER_WORKER) if units else 0
+    workers = min(workers, len(calls) // CALLS_PER_WORKER, os.cpu_count() or 1) if units else 0
     if not workers:
         yield from zip(calls, map(tasks.__getitem__, range(len(calls))), strict=True)
         return

@@ -25,6 +25,7 @@ TYPES = {"str": str, "int": int, "float": float, "bool": bool, "list[str]": list
 JSON = ("as_json", bool, typer.Option("--json", help="Print one JSON object on stdout."))
 DEBUG = ("debug", bool, typer.Option("--debug", help="Show the traceback of an error."))
 
+OFF = "no_"
 Given = dict[str, Any]  # the options that the command line states, in its order
 
 
@@ -48,8 +49,8 @@ def default_of(field: Field) -> Any:
 
 
 def shown_default(field: Field) -> str | bool:
-    """How the help shows an option's default: as words, or as it is (True)."""
-    return field.metadata["shown"] or default_of(field) not in (None, []) or "none"
+    """How the help shows an option's default: as words, as it is (True), or not at all where there is none."""
+    return field.metadata["shown"] or default_of(field) not in (None, [])
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,14 @@ class Declared:
         """The command with its options, --json and --debug."""
 
         def callback(ctx: typer.Context, **values: Any) -> None:
-            self.function({name: values[name] for name in ctx.meta["order"] if name != "debug"})
+            given: Given = {}
+            for name in ctx.meta["order"]:
+                turned_off = name.startswith(OFF) and name.removeprefix(OFF) in values
+                own, value = (name.removeprefix(OFF), False) if turned_off else (name, values[name])
+                given.pop(own, None)  # the last one given stands last
+                given[own] = value
+            given.pop("debug", None)
+            self.function(given)
 
         context = inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
         callback.__signature__ = inspect.Signature([context, *self._parameters()])  # type: ignore
@@ -90,6 +98,8 @@ class Declared:
                 if field.name not in seen and (not self.only or field.name in self.only):
                     seen.add(field.name)
                     yield _parameter(field, PANELS.get(group.__name__), group in self.hidden)
+                    if value_type(field) is bool and not default_of(field):
+                        yield _off(field)
         for name, kind, declared in (JSON, DEBUG):
             yield inspect.Parameter(
                 name, inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Annotated[kind, declared]
@@ -112,7 +122,7 @@ def _parameter(field: Field, panel: str | None, hidden: bool) -> inspect.Paramet
     flag = "--" + field.name.replace("_", "-")
     choices = field.metadata.get("choices", ())
     declared = typer.Option(
-        f"{flag}/--no-{flag[2:]}" if kind is bool else flag,
+        f"{flag}/--no-{flag[2:]}" if kind is bool and default_of(field) else flag,
         help=field.metadata["help"],
         hidden=hidden or field.metadata["hidden"],
         show_default=shown_default(field),
@@ -126,6 +136,13 @@ def _parameter(field: Field, panel: str | None, hidden: bool) -> inspect.Paramet
         default=None if default == [] else default,
         annotation=Annotated[kind if default not in (None, []) else kind | None, declared],
     )
+
+
+def _off(field: Field) -> inspect.Parameter:
+    """`--no-x` for a flag that is off by default: only dsplit.toml can have turned it on, so the help leaves it out."""
+    flag = typer.Option(f"--no-{field.name.replace('_', '-')}", hidden=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(OFF + field.name, kind, default=False, annotation=Annotated[bool, flag])
 
 
 def _completer(choices: tuple[str, ...]) -> Callable[[str], list[str]]:

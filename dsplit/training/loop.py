@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -94,6 +95,7 @@ def fit(
 
 def _batches(reader: Reader, order: Order, total: int, workers: int) -> Iterator[Batch]:
     """The batches of every step in turn, read ahead by worker processes if there are any."""
+    workers = min(workers, os.cpu_count() or 1)
     visits = (batch for step in order.steps(total) for batch in step.batches)
     loader = DataLoader(reader, sampler=visits, batch_size=None, num_workers=workers, generator=torch.Generator())  # type: ignore[arg-type, var-annotated]
     for batch in loader:

@@ -90,10 +90,11 @@ def test_the_help_shows_every_option_with_its_default(
             default = default_of(field)
             if field.metadata["shown"]:
                 assert f"[default: ({field.metadata['shown']})]" in lines[0]
-            elif isinstance(default, bool):
-                assert f"[default: {'' if default else 'no-'}{field.name.replace('_', '-')}]" in lines[0]
+            elif default in (None, []) or default is False:
+                assert "[default" not in lines[0]
             else:
-                assert f"[default: {'(none)' if default is None else default}]" in lines[0]
+                assert f"[default: {field.name.replace('_', '-') if default is True else default}]" in lines[0]
+            assert "--no-" not in lines[0] or default is True
 
 
 def test_the_references_names_are_absent_from_the_help(helps: dict[str, str]) -> None:

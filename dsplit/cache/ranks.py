@@ -13,6 +13,9 @@ from typing import Any
 from dsplit.errors import CacheError
 
 PATIENCE = timedelta(days=2)  # shares are equal in number, not in time; the launcher ends the others if one dies
+LOOK = timedelta(seconds=1)  # how often a waiting process looks whether another one has failed
+FAILED = "failed"
+STOPPED = "another process of this launch stopped; see its message. What was sealed is kept: run `dsplit cache` again"
 Gather = Callable[[Any], list[Any]]
 
 
@@ -44,13 +47,30 @@ def together() -> Iterator[Gather]:
     def gather(thing: Any) -> list[Any]:
         number = next(rounds)
         try:
-            store.set(f"dsplit/{number}/{rank()}", json.dumps(thing))
-            return [json.loads(store.get(f"dsplit/{number}/{r}")) for r in range(world())]
-        except RuntimeError as error:
-            raise CacheError(
-                "another process of this launch stopped; see its message. What was sealed is kept: run `dsplit cache` "
-                "again"
-            ) from error
+            store.set(f"{number}/{rank()}", json.dumps(thing))
+            return [json.loads(_wait(store, f"{number}/{r}")) for r in range(world())]
+        except RuntimeError as error:  # the process that holds the store is gone
+            raise CacheError(STOPPED) from error
 
-    yield gather
-    gather(None)  # the process that holds the store must not leave first
+    try:
+        yield gather
+    except BaseException:
+        with contextlib.suppress(RuntimeError):
+            store.set(FAILED, str(rank()))
+        raise
+    store.set(f"left/{rank()}", "")
+    if rank() == 0:  # it may hold the store, so it leaves last
+        for r in range(world()):
+            _wait(store, f"left/{r}")
+
+
+def _wait(store: Any, key: str) -> bytes:
+    """The value of `key`, once it is there. Raises CacheError if a process says that it failed."""
+    while True:
+        try:
+            store.wait([key], LOOK)
+        except RuntimeError:  # not yet; if the store is gone, so says the check
+            if store.check([FAILED]):
+                raise CacheError(STOPPED) from None
+        else:
+            return store.get(key)

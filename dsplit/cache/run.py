@@ -19,7 +19,7 @@ from dsplit.cache.manifest import Manifest, manifest_path, refuse_foreign, write
 from dsplit.cache.plan import Call, Plan, Planner, estimated_bytes
 from dsplit.cache.stage1 import Stage1
 from dsplit.cache.store import Store
-from dsplit.console import Progress, duration, say, warn
+from dsplit.console import Progress, say, warn
 from dsplit.dataset import Row, read_dataset
 from dsplit.errors import CacheError, DataError, Problem
 from dsplit.models.locate import Model, find_family, locate
@@ -80,7 +80,6 @@ def run_cache(
             for unit in encoded:
                 store.merge(unit)
     result["seconds"] = round(time.monotonic() - started, 3)
-    say(_summary(result))
     return result
 
 
@@ -191,8 +190,3 @@ def _work_line(plan: Plan, missing: Sequence[Call], size: int, folder: Path) -> 
         return f"nothing to encode: {len(plan.values)} values are in {folder}"
     units = ", ".join(f"{unit} {todo[unit]} of {n} distinct" for unit, n in wanted.items())
     return f"to encode: {units}; about {size / 1e6:.2f} MB into {folder}"
-
-
-def _summary(result: Mapping[str, Any]) -> str:
-    units = "; ".join(f"{u}: encoded {n}, reused {result['reused'][u]}" for u, n in result["encoded"].items())
-    return f"{units}; {result['rows']} rows in {result['cache']}, {duration(result['seconds'])}"

@@ -1,9 +1,34 @@
-"""The environment of all tests: no terminal, no network, one thread."""
+"""The environment of all tests: no terminal, no network, one thread; and the command in this process."""
+
+from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.commandline import Done, Dsplit
 
 # before Typer and torch are imported, which read them once
 os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
 os.environ["TERMINAL_WIDTH"] = "200"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
+
+
+@pytest.fixture
+def dsplit(capfd: pytest.CaptureFixture[str]) -> Dsplit:
+    """`dsplit("cache", "--data", folder, ...)` runs the command in this process; no error may show a traceback."""
+    from dsplit.cli import main
+    from tests.commandline import Done
+
+    def run(*words: Any) -> Done:
+        capfd.readouterr()
+        code = main([str(word) for word in words])
+        out, err = capfd.readouterr()
+        assert "Traceback" not in out + err
+        assert "unexpected; run with --debug" not in err
+        return Done(code, out, err)
+
+    return run

@@ -59,6 +59,10 @@ def _prepare(given: Given) -> dict[str, Any]:
         result["dataset"] = str(target)
         if not {"model", "data", "metadata", "out"} & set(given):
             return result
+    if not options.check:
+        from dsplit.cache.files import claim_folder
+
+        claim_folder(folder)
     origin, model = source(model, options)
     if data.data or data.metadata:
         result |= check(model, data)
@@ -178,7 +182,6 @@ def write_toml(folder: Path, stated: Mapping[str, Any], *, overwrite: bool) -> s
         section: {f.name: _seen_from(folder, f.name, stated[f.name]) for f in fields(group) if f.name in stated}
         for section, group in (("model", ModelOptions), ("data", DataOptions))
     }
-    folder.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{NAME}.{os.getpid()}.part")
     part.write_text(template(sections), encoding="utf-8")
     os.replace(part, path)

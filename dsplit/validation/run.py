@@ -118,7 +118,10 @@ def draw_pairs(
             progress.advance()
         patched = adapter.attach(pipeline, options.lora_scale)
         keys = len(adapter.state)
-        say(f"{lora}: {keys} of {keys} keys loaded, {patched} modules patched, scale {options.lora_scale:g}")
+        say(
+            f"{lora}: {keys} of {keys} keys loaded, 0 unmatched, {patched} modules patched, "
+            f"scale {options.lora_scale:g}"
+        )
         for pair in pairs:
             save_png(draw(pipeline, pair.prompt, size, options), pair.lora)
             progress.advance()

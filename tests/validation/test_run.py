@@ -94,7 +94,7 @@ def test_guidance_uses_the_negative_prompt(tmp_path: Path, lora: Path, capfd: py
     plain = run(lora, tmp_path / "a", prompt=PROMPTS[:1])
     guided = run(lora, tmp_path / "b", prompt=PROMPTS[:1], cfg=4.0)
     assert not np.array_equal(pixels(plain["images"][0]["base"]), pixels(guided["images"][0]["base"]))
-    assert "96 of 96 keys loaded, 48 modules patched" in capfd.readouterr().err
+    assert "96 of 96 keys loaded, 0 unmatched, 48 modules patched" in capfd.readouterr().err
 
 
 def test_the_newest_lora_is_found(tmp_path: Path) -> None:

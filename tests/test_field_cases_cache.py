@@ -1,0 +1,110 @@
+"""The field cases of stage 1 (C01 to C08) from end to end: command line in; exit code, messages and values out."""
+
+from __future__ import annotations
+
+import os
+import resource
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from dsplit.cache.rows import CachedRows
+from dsplit.cli import main
+from tests import tiny
+from tests.cache.runs import child
+from tests.commandline import MODEL, Dsplit, cache_words, names_below
+from tests.dataset.make import metadata
+
+
+def test_c01_a_picture_replaced_at_equal_size_and_time_and_another_resolution(dsplit: Dsplit, tmp_path: Path) -> None:
+    for k in range(3):
+        tiny.picture(tmp_path / f"img{k}.bmp", seed=k)
+    path = metadata(tmp_path, "image,prompt\n" + "".join(f"img{k}.bmp,a thing\n" for k in range(3)))
+    out = tmp_path / "cache"
+
+    def images(*more: str) -> tuple[int, int]:
+        result = dsplit(*cache_words(path, out), *more).result
+        return result["encoded"]["encode_image"], result["reused"]["encode_image"]
+
+    def latents() -> list[torch.Tensor]:
+        return [CachedRows(out).values(i)["latents"] for i in range(3)]
+
+    assert images() == (3, 0)
+    first, before = latents(), (tmp_path / "img0.bmp").stat()
+    tiny.picture(tmp_path / "img0.bmp", seed=9)
+    os.utime(tmp_path / "img0.bmp", ns=(before.st_atime_ns, before.st_mtime_ns))
+    after = (tmp_path / "img0.bmp").stat()
+    assert (after.st_size, after.st_mtime_ns) == (before.st_size, before.st_mtime_ns)
+    assert images() == (1, 2)
+    assert [torch.equal(a, b) for a, b in zip(first, latents(), strict=True)] == [False, True, True]
+    assert images() == (0, 3)
+    assert images("--resolution", "32x32") == (3, 0)
+    assert {tuple(value.shape[-2:]) for value in latents()} == {(4, 4)}
+
+
+def test_c03_nan_latents_are_named_and_never_stored(dsplit: Dsplit, tmp_path: Path) -> None:
+    path, model = tiny.dataset(tmp_path / "data", 3), tiny.qwen_image(tmp_path / "model")
+    weights = next((model / "vae").glob("*.safetensors"))
+    tensors = load_file(weights)
+    tensors["encoder.conv_in.bias"].view(-1)[0] = float("nan")
+    save_file(tensors, weights)
+    done = dsplit(*cache_words(path, tmp_path / "cache", model=model))
+    assert done.code == 1
+    assert f"{path}:2: NaN/Inf in latents ('img00.png'); check the precision of vae (--dtype float32)" in done.err
+    stored = [v for p in (tmp_path / "cache").rglob("*.safetensors") for v in load_file(p).values()]
+    assert stored
+    assert all(torch.isfinite(v).all() for v in stored if v.is_floating_point())
+    refused = dsplit("train", "--model", MODEL, "--from-cache", tmp_path / "cache", "--out", tmp_path / "o")
+    assert (refused.code, "cache incomplete: 0 of 3 rows" in refused.err) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("header.csv", "image,prompt\n", "0 rows below the column names"),
+        ("empty.csv", "", "the file holds nothing"),
+        ("empty.jsonl", "", "the file holds nothing"),
+        ("allbad.csv", "image,prompt\nno1.png,x\nno2.png,x\n", "2 of 2 rows have faults: 2 file not found"),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--skip-bad",)])
+def test_c07_nothing_usable_is_no_success(
+    dsplit: Dsplit, tmp_path: Path, name: str, text: str, why: str, more: tuple[str, ...]
+) -> None:
+    path = metadata(tmp_path, text, name)
+    done = dsplit(*cache_words(path, tmp_path / "cache"), *more)
+    assert (done.code, f"error: 0 usable rows in '{path}' ({why})" in done.err) == (1, True)
+    done = dsplit("train", "--model", MODEL, "--from-cache", tmp_path / "cache", "--out", tmp_path / "o")
+    assert (done.code, f"error: no cache in {tmp_path / 'cache'}: no entries" in done.err) == (1, True)
+
+
+def test_c07_training_from_what_is_no_cache(dsplit: Dsplit, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    tiny.dataset(tmp_path / "data", 1)
+    before = names_below(tmp_path)
+    for folder, why in (("nothing", "does not exist"), ("empty", "no entries"), ("data", "not a cache folder")):
+        done = dsplit("train", "--model", MODEL, "--from-cache", tmp_path / folder, "--out", tmp_path / "o")
+        assert (done.code, f"error: no cache in {tmp_path / folder}: {why}" in done.err) == (1, True)
+    assert names_below(tmp_path) == before
+
+
+def test_c08_a_limit_of_one_kib_per_file_then_none(
+    dsplit: Dsplit, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = cache_words(tiny.dataset(tmp_path / "data", 3), tmp_path / "cache")
+
+    def limited() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
+        assert main(words) == 1
+
+    assert child(limited) == 0
+    said = capfd.readouterr().err
+    assert "cannot write it: File too large" in said
+    assert f"error: {tmp_path / 'cache'}" in said
+    assert not [p for p in (tmp_path / "cache").rglob("*") if p.is_file()]
+    done = dsplit(*words)
+    assert (done.code, done.result["rows"]) == (0, 3)
+    train = ("train", "--model", MODEL, "--from-cache", tmp_path / "cache", "--out", tmp_path / "o", "--max-steps", 1)
+    assert dsplit(*train).code == 0

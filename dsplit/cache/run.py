@@ -51,6 +51,8 @@ def run_cache(
         warn(str(problem))
     for problem in dataset.skipped:
         warn(f"left out: {problem}")
+    if dataset.skipped:
+        say(f"{len(dataset.skipped)} left out of {len(dataset.skipped) + len(dataset.rows)} rows")
     rows = dataset.rows[:first]
     device, dtype = device_and_dtype(model)
     say(_rows_line(rows, device, dtype))

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 
 PLAIN_SECONDS = 10.0  # off a terminal, a progress line at most this often
+BAR_SECONDS = 0.1  # and on a terminal
 
 
 def is_main_process() -> bool:
@@ -92,13 +93,16 @@ class Progress:
         """Counts `n` more as done; `figures` is shown beside the rate."""
         self.done += n
         now = time.monotonic()
+        last = self.done >= self.total
+        if now - self.shown < (PLAIN_SECONDS if self._bar is None else BAR_SECONDS) and not last:
+            return  # an update takes longer than some of the things that are counted
+        self.shown = now
         rate = self.done / max(now - self.started, 1e-9)
         text = "  ".join(t for t in (figures, f"{rate:.3g} {self.noun}/s", memory()) if t)
         if self._bar is not None:
-            self._bar.update(self._task, advance=n, figures=escape(text))
-        elif now - self.shown >= PLAIN_SECONDS or self.done == self.total:
-            self.shown = now
-            left = duration((self.total - self.done) / rate) if rate and self.total > self.done else "0 s"
+            self._bar.update(self._task, completed=self.done, figures=escape(text))
+        else:
+            left = duration((self.total - self.done) / rate) if rate and not last else "0 s"
             say(f"{self.what}: {self.done}/{self.total} {self.noun}  {text}  left {left}")
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from typing import TYPE_CHECKING, Any
 
 from dsplit import Column, Component, ModelFamily, hookimpl, unit
@@ -23,7 +25,8 @@ def encode_image(pixels: torch.Tensor, vae: Any) -> torch.Tensor:
     """
     import torch
 
-    clip = pixels.unsqueeze(2).to(vae.device, vae.dtype)
+    like = next(vae.parameters())  # vae.device and vae.dtype walk over all modules, which takes a millisecond
+    clip = pixels.unsqueeze(2).to(like.device, like.dtype)
     latents = vae.encode(clip).latent_dist.mode()
     mean = torch.tensor(vae.config.latents_mean).view(1, -1, 1, 1, 1).to(latents)
     std = torch.tensor(vae.config.latents_std).view(1, -1, 1, 1, 1).to(latents)
@@ -44,7 +47,8 @@ def encode_prompt(prompt: list[str], text_encoder: Any, tokenizer: Any) -> tuple
     """
     import torch
 
-    pipeline = _text_pipeline(text_encoder, tokenizer)
+    pipeline = copy.copy(_bare_pipeline())
+    vars(pipeline).update(text_encoder=text_encoder, tokenizer=tokenizer)
     embeds, mask = pipeline.encode_prompt(prompt, device=text_encoder.device, max_sequence_length=TOKEN_LIMIT)
     if mask is None:
         mask = torch.ones(embeds.shape[:2], device=embeds.device)
@@ -53,16 +57,17 @@ def encode_prompt(prompt: list[str], text_encoder: Any, tokenizer: Any) -> tuple
 
 def count_tokens(prompt: str, components: Mapping[str, Any]) -> int:
     """The tokens of a caption, without those of the template around it."""
-    pipeline = _text_pipeline(None, components["tokenizer"])
+    pipeline = _bare_pipeline()
     text = pipeline.prompt_template_encode.format(prompt)
     return len(components["tokenizer"](text).input_ids) - pipeline.prompt_template_encode_start_idx
 
 
-def _text_pipeline(text_encoder: Any, tokenizer: Any) -> Any:
-    """The diffusers pipeline with only its text side, for the template and the masking that are its own."""
+@functools.cache
+def _bare_pipeline() -> Any:
+    """The diffusers pipeline, for the template and the masking that are its own; it holds no component."""
     from diffusers import QwenImagePipeline
 
-    return QwenImagePipeline(None, None, text_encoder, tokenizer, None)
+    return QwenImagePipeline(None, None, None, None, None)
 
 
 @unit(outputs="velocity", components="transformer", version=1, shapes={"velocity": "vae.z_dim, 1, H/8, W/8"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,8 @@ from dsplit.errors import DataError
 from dsplit.units import Unit
 
 CALLS_PER_WORKER = 4  # fewer are decoded before a worker has started
+TRIED = 4  # calls decoded in this process first, to see what they take
+WORTH = 0.003  # seconds a call; handing over what a worker made takes half a millisecond, starting workers far more
 
 
 def decoded(
@@ -23,17 +26,27 @@ def decoded(
 ) -> Iterator[tuple[Call, dict[str, Any] | str]]:
     """Per call, in order, its inputs and what `units` (without components) make of them; or what is wrong, in words.
 
+    The first ones are decoded here; worker processes start if these took long enough for that to pay.
+
     stamps: what the files were when their keys were made; a file that changed since is a fault.
     """
     tasks = _Tasks(calls, units, stamps)
     workers = min(workers, len(calls) // CALLS_PER_WORKER, os.cpu_count() or 1) if units else 0
-    if not workers:
-        yield from zip(calls, map(tasks.__getitem__, range(len(calls))), strict=True)
+    seconds = 0.0
+    for k, call in enumerate(calls):
+        if k == TRIED and workers and seconds > TRIED * WORTH:
+            break
+        started = time.perf_counter()
+        values = tasks[k]
+        seconds += time.perf_counter() - started
+        yield call, values
+    else:
         return
-    from torch.utils.data import DataLoader
+    from torch.utils.data import DataLoader, Subset
 
-    loader: Any = DataLoader(tasks, batch_size=None, collate_fn=_same, num_workers=workers)  # type: ignore[arg-type]
-    yield from zip(calls, loader, strict=True)
+    rest = Subset(tasks, range(k, len(calls)))  # type: ignore[arg-type]
+    loader: Any = DataLoader(rest, batch_size=None, collate_fn=_same, num_workers=workers)
+    yield from zip(calls[k:], loader, strict=True)
 
 
 class _Tasks:

@@ -22,6 +22,8 @@ from dsplit.models.model import Model
 if TYPE_CHECKING:
     import torch
 
+SUFFIX_TOKENS = 32  # at most, those that a family's template adds after a caption
+
 
 @dataclass
 class Outcome:
@@ -108,7 +110,10 @@ class Stage1:
             return
         long = []
         for call in calls:
-            count = family.token_count(call.row.columns[column], components) if call.row else 0
+            text = call.row.columns[column] if call.row else ""
+            if len(text.encode()) < limit - SUFFIX_TOKENS:
+                continue  # a token stands for a byte at least, so counting can be saved
+            count = family.token_count(text, components)
             if count > limit:
                 long += [f"{e.place} ({count} tokens)" for e in self.plan.using(call)]
         if long:

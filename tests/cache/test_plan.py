@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from dsplit.cache import ahead
 from dsplit.cache.ahead import _Tasks, decoded
 from dsplit.cache.hardware import device_and_dtype
 from dsplit.cache.keys import stamp_of
@@ -121,7 +123,8 @@ def test_tasks_travel_to_a_spawned_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_rows_come_decoded_in_order(tmp_path: Path, workers: int) -> None:
+def test_rows_come_decoded_in_order(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ahead, "WORTH", 0.0)
     rows = [picture_row(tmp_path, n) for n in range(9)]
     rows[4].files["image"].write_bytes(b"no picture")
     stamps = {row.files["image"]: stamp_of(row.files["image"]) for row in rows}
@@ -135,6 +138,27 @@ def test_rows_come_decoded_in_order(tmp_path: Path, workers: int) -> None:
             assert torch.equal(
                 values["pixels"], load_image({"image": [rows[n].files["image"]], "size": [(32, 32)]}, {})["pixels"]
             )
+
+
+@pytest.mark.parametrize(("worth", "processes"), [(0.0, 2), (60.0, 1)])
+def test_workers_start_only_where_decoding_takes_long(
+    tmp_path: Path, worth: float, processes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ahead, "WORTH", worth)
+    rows = [picture_row(tmp_path, n) for n in range(9)]
+    stamps = {row.files["image"]: stamp_of(row.files["image"]) for row in rows}
+    job = Job(whose, (), ("who",), (), frozenset({"image"}))
+    got = [
+        values["who"].item() for _, values in decoded([Call(r.id, job, r, {}, {}) for r in rows], [whose], stamps, 1)
+    ]
+    assert len(set(got)) == processes
+    assert got[: ahead.TRIED] == [os.getpid()] * ahead.TRIED
+
+
+@unit(outputs="who")
+def whose(image: list[Path]) -> torch.Tensor:
+    """The process that decodes."""
+    return torch.tensor([os.getpid()])
 
 
 @pytest.mark.parametrize(

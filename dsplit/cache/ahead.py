@@ -44,7 +44,7 @@ def decoded(
         return
     from torch.utils.data import DataLoader, Subset
 
-    rest = Subset(tasks, range(k, len(calls)))  # type: ignore[arg-type]
+    rest: Any = Subset(tasks, range(k, len(calls)))  # type: ignore[arg-type]
     loader: Any = DataLoader(rest, batch_size=None, collate_fn=_same, num_workers=workers)
     yield from zip(calls[k:], loader, strict=True)
 

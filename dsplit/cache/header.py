@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from dsplit.cache.keys import digest_of
 from dsplit.cache.plan import Planner
 from dsplit.models.model import Model
 from dsplit.recipe import DataOptions, ModelOptions, stated
@@ -18,13 +19,16 @@ LIBRARIES = ("dsplit", "torch", "diffusers", "transformers", "safetensors", "pil
 def header_of(
     model: Model,
     planner: Planner,
-    components: Mapping[str, str],
+    parts: Mapping[str, Mapping[str, str]],
     empty: Mapping[str, str],
     options: tuple[ModelOptions, DataOptions],
     device: str,
     dtype: str,
 ) -> dict[str, Any]:
-    """The header as plain values; `check` and `rows` are added when it is written."""
+    """The header as plain values; `check` and `rows` are added when it is written.
+
+    parts: per component the digests of its files.
+    """
     model_options, data_options = options
     return {
         "family": model.family.name,
@@ -33,7 +37,11 @@ def header_of(
         "dtype": dtype,
         "device": device,
         "threads": model_options.threads,
-        "model": {"name": model.name, "components": dict(components)},
+        "model": {
+            "name": model.name,
+            "components": {name: digest_of(files) for name, files in parts.items()},
+            "files": {name: dict(files) for name, files in parts.items()},
+        },
         "units": {unit.name: unit.version for unit in planner.split.stage1},
         "values": list(planner.split.boundary),
         "columns": list(planner.split.columns),

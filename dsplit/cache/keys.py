@@ -79,8 +79,16 @@ class Digests:
     def save(self) -> None:
         """Writes what was learnt; the file may be deleted at any time."""
         if self._changed:
-            write_file(self._path, [json.dumps(self._known, indent=0).encode()])
+            write_file(self._path, [self._text()])
             self._changed = False
+
+    @property
+    def unsaved_bytes(self) -> int:
+        """The bytes that `save` would write."""
+        return len(self._text()) if self._changed else 0
+
+    def _text(self) -> bytes:
+        return json.dumps(self._known, indent=0).encode()
 
     def _hash(self, stamps: Mapping[Path, Stamp]) -> dict[Path, str]:
         total = sum(stamp[0] for stamp in stamps.values())
@@ -113,8 +121,11 @@ def stamp_of(path: Path) -> Stamp:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-def component_digests(model: Model, names: Iterable[str], digests: Digests) -> dict[str, str]:
-    """A digest per component over every file that loading it reads, with their names; where it lies does not count."""
+def component_files(model: Model, names: Iterable[str], digests: Digests) -> dict[str, dict[str, str]]:
+    """Per component the digest of every file that loading it reads, by its name within the component's folder.
+
+    Raises ModelError for a file that cannot be read.
+    """
     result = {}
     for name in dict.fromkeys(names):
         folder = model.parts[name].folder
@@ -122,8 +133,13 @@ def component_digests(model: Model, names: Iterable[str], digests: Digests) -> d
             files = digests.of(model.files(name))
         except OSError as error:
             raise ModelError(f"{error.filename}: cannot be read: {error.strerror}") from error
-        result[name] = key_of(*sorted(f"{_below(path, folder)} {digest}" for path, digest in files.items()))
+        result[name] = {_below(path, folder): digest for path, digest in files.items()}
     return result
+
+
+def digest_of(files: Mapping[str, str]) -> str:
+    """The digest of a component, from those of its files; where it lies does not count."""
+    return key_of(*sorted(f"{name} {digest}" for name, digest in files.items()))
 
 
 def file_keys(files: Mapping[Path, str], digests: Digests) -> dict[Path, str]:

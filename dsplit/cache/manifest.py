@@ -16,7 +16,7 @@ from dsplit.cache.files import write_file
 from dsplit.cache.keys import key_of
 from dsplit.errors import CacheError, UsageError
 
-FORMAT = 1
+FORMAT = 2
 FOREIGN = (".pth", ".pt")  # what the reference's stage 1 writes
 
 
@@ -25,7 +25,7 @@ class Entry:
     """A row of a manifest.
 
     place: where the row stands in its metadata. size: target (W, H). columns: the columns that cross to stage 2, typed.
-    keys: key per value.
+    keys: key per value. inputs: the keys of the columns that stage 1 read, to tell later what changed.
     """
 
     id: str
@@ -33,6 +33,7 @@ class Entry:
     size: tuple[int, int]
     columns: Mapping[str, Any] = field(default_factory=dict)
     keys: Mapping[str, str] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -52,10 +53,19 @@ def manifest_path(folder: Path, name: str) -> Path:
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
     """Writes a manifest, replacing the one of the same name. Raises CacheError."""
+    write_file(path, _lines(manifest))
+
+
+def manifest_bytes(manifest: Manifest) -> int:
+    """The size of the file that `write_manifest` would write."""
+    return sum(map(len, _lines(manifest)))
+
+
+def _lines(manifest: Manifest) -> list[bytes]:
     lines = "".join(_line(asdict(row)) for row in manifest.rows)
     header = {"dsplit_manifest": FORMAT, "check": "", **manifest.header, "rows": len(manifest.rows)}
     header["check"] = key_of(_line(header), lines)
-    write_file(path, [_line(header).encode(), lines.encode()])
+    return [_line(header).encode(), lines.encode()]
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,13 +11,10 @@ from typing import TYPE_CHECKING, Any
 from dsplit.cache.keys import call_key, output_key, text_key
 from dsplit.cache.manifest import Entry
 from dsplit.models.family import ModelFamily, Task
-from dsplit.shapes import DTYPE_BYTES, evaluate
 from dsplit.units import Split, Unit
 
 if TYPE_CHECKING:
     from dsplit.dataset import Row
-
-CHARACTERS_PER_TOKEN = 4.5  # of English captions; only the size estimate uses it
 
 
 @dataclass(frozen=True)
@@ -129,7 +125,8 @@ class Planner:
                 calls.setdefault(call.key, call)
                 wanted |= call.keys
             crossing = {name: row.columns[name] for name in split.columns if name in row.columns}
-            entries.append(Entry(row.id, row.place, row.size, crossing, wanted))
+            read = {name: keys[name] for name in split.stage1_columns if name in keys and name != "size"}
+            entries.append(Entry(row.id, row.place, row.size, crossing, wanted, read))
         empty: dict[str, str] = {}  # jobs that read the prompt alone: prompt dropout and guidance need them
         for call in self._calls(self.split, {"prompt": text_key("")}, components, dtype, None):
             calls.setdefault(call.key, call)
@@ -161,6 +158,12 @@ def jobs_of(split: Split) -> list[Job]:
             read = tuple(v for v in sources if v in split.boundary)
             jobs.append(Job(unit, before, stored, read, frozenset(v for v in sources if v not in makers)))
     return jobs
+
+
+def ancestry(call: Call, split: Split) -> tuple[list[Unit], list[str]]:
+    """All units that make the values of `call`, and the columns that they start from, whatever is stored between."""
+    before, columns = _before(call.job.unit, {o: u for u in split.stage1 for o in u.outputs}, ())
+    return [*before, call.job.unit], columns
 
 
 def _before(unit: Unit, makers: Mapping[str, Unit], stored: Sequence[str]) -> tuple[tuple[Unit, ...], list[str]]:
@@ -206,18 +209,3 @@ def groups(calls: Iterable[Call], files: Iterable[str]) -> list[list[list[Call]]
         else:
             result.append([batch])
     return result
-
-
-def estimated_bytes(calls: Iterable[Call], names: Mapping[str, Any], dtype: str) -> int:
-    """About how many bytes the values of `calls` take, by the units' shape formulas."""
-    total = 0
-    for call in calls:
-        width, height = call.row.size if call.row else (0, 0)
-        texts = [str(v) for k, v in call.row.columns.items() if k in call.job.columns] if call.row else [""]
-        tokens = 5 + max((math.ceil(len(text) / CHARACTERS_PER_TOKEN) for text in texts), default=0)
-        known = {**names, "H": height, "W": width, "F": 1, "L": tokens}
-        for output in call.job.stored:
-            kind = call.job.unit.dtypes.get(output, "float")
-            count = math.prod(evaluate(call.job.unit.shapes.get(output, ""), known))
-            total += count * DTYPE_BYTES[dtype if kind == "float" else kind]
-    return total

@@ -11,22 +11,19 @@ from pathlib import Path
 from typing import Any
 
 from dsplit.cache import ranks
+from dsplit.cache.estimate import value_bytes, warn_of_full_disk
 from dsplit.cache.files import claim_folder, remove_leftovers
-from dsplit.cache.hardware import device_and_dtype
-from dsplit.cache.header import header_of
-from dsplit.cache.keys import Digests, component_digests, content_digest, file_keys
+from dsplit.cache.keys import Digests, content_digest
 from dsplit.cache.manifest import Manifest, manifest_path, refuse_foreign, write_manifest
-from dsplit.cache.plan import Call, Plan, Planner, estimated_bytes
+from dsplit.cache.plan import Call, Plan
+from dsplit.cache.preview import preview
 from dsplit.cache.stage1 import Stage1
 from dsplit.cache.store import Store
+from dsplit.cache.work import find_work
 from dsplit.console import Progress, say, warn
-from dsplit.dataset import Row, read_dataset
 from dsplit.errors import CacheError, DataError, Problem
-from dsplit.models.locate import Model, find_family, locate
-from dsplit.models.registry import registry
-from dsplit.recipe import CacheOptions, DataOptions, ModelOptions, listed
+from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
 
-BUCKETS_SHOWN = 6
 MANY, STEP = 20_000, 1000  # values from which checking them shows progress, and how often
 
 
@@ -37,45 +34,37 @@ def run_cache(
 
     The counts are of distinct values: pictures at their size; texts, the empty one among them. first: take no more rows
     than this. Raises CacheError if the folder cannot take a cache, DataError for rows that cannot be read or encoded
-    (all others are stored), ModelError or UsageError for a model that is not there.
+    (all others are stored), ModelError or UsageError for a model that is not there. With `dry_run`, `probe` or `why`
+    nothing is encoded, and the result is that of `preview`.
     """
     started = time.monotonic()
     folder = Path(cache.out or "cache")
     path = manifest_path(folder, cache.name)
     refuse_foreign(folder)
+    if cache.dry_run or cache.probe or cache.why:
+        return preview(model, data, cache, folder, path)
     claim_folder(folder)
-    located, planner = _located(model)
-    located.require(planner.components, planner.components)
-    dataset = read_dataset(data, located.family.columns_for(planner.task), located.family.size_factor)
-    for problem in dataset.warnings:
-        warn(str(problem))
-    for problem in dataset.skipped:
-        warn(f"left out: {problem}")
-    if dataset.skipped:
-        say(f"{len(dataset.skipped)} left out of {len(dataset.skipped) + len(dataset.rows)} rows")
-    rows = dataset.rows[:first]
-    device, dtype = device_and_dtype(model)
-    say(_rows_line(rows, device, dtype))
-    digests = Digests(folder)
-    components = component_digests(located, planner.components, digests)
-    files = file_keys(_files(rows, planner), digests)
-    plan = planner.plan(rows, files, components, dtype)
-    header = header_of(located, planner, components, plan.empty, (model, data), device, dtype)
+    work = find_work(model, data, folder, fetch=True, first=first)
+    plan = work.plan
 
     with ranks.together() as gather:
         store = Store(folder)
-        _take_stock(folder, store, plan, digests, gather)
+        _take_stock(folder, store, plan, work.digests, gather)
         if ranks.rank() == 0:
-            write_manifest(path, Manifest(header, plan.entries))
+            write_manifest(path, work.manifest)
         missing = plan.missing(store)
-        say(_work_line(plan, missing, estimated_bytes(missing, located.names(), dtype), folder))
-        stage = Stage1(plan, located, store, dtype, device, digests.stamps, cache.workers, model.threads)
+        size = sum(value_bytes(missing, work.model.names(), work.dtype).values())
+        say(_work_line(plan, missing, size, folder))
+        warn_of_full_disk(folder, size)
+        stage = Stage1(
+            plan, work.model, store, work.dtype, work.device, work.digests.stamps, cache.workers, model.threads
+        )
         encoded, problems = _encode(stage, missing, gather)
         store.refresh()
         if problems:
             plan = _without_faulty(plan, problems, skip=data.skip_bad)
             if ranks.rank() == 0:
-                write_manifest(path, Manifest(header, plan.entries))
+                write_manifest(path, Manifest(work.manifest.header, plan.entries))
         result = _result(plan, store, encoded, folder)
         gather(None)  # nobody reads the small shards any more
         if ranks.rank() == 0:
@@ -83,25 +72,6 @@ def run_cache(
                 store.merge(unit)
     result["seconds"] = round(time.monotonic() - started, 3)
     return result
-
-
-def _located(options: ModelOptions) -> tuple[Model, Planner]:
-    """The model, with what stage 1 needs of it fetched if it has none here, and the planner for its family."""
-    task = registry().task(options.task)
-    trainable = listed(options.trainable)
-    planner = Planner(find_family(options), task, trainable)
-    located = locate(options, fetch=tuple(planner.components), hub=options.hub)
-    return located, planner
-
-
-def _files(rows: Sequence[Row], planner: Planner) -> dict[Path, str]:
-    """The files that stage 1 reads, each with the first row that names it."""
-    found: dict[Path, str] = {}
-    for row in rows:
-        for name in planner.columns:
-            if name in row.files:
-                found.setdefault(row.files[name], row.place)
-    return found
 
 
 def _take_stock(folder: Path, store: Store, plan: Plan, digests: Digests, gather: ranks.Gather) -> None:
@@ -175,14 +145,6 @@ def _result(plan: Plan, store: Store, encoded: Mapping[str, int], folder: Path) 
         "cache": str(folder),
         "digest": content_digest(entries),
     }
-
-
-def _rows_line(rows: Sequence[Row], device: str, dtype: str) -> str:
-    sizes = Counter(row.size for row in rows).most_common()
-    shown = ", ".join(f"{w}x{h}: {n}" for (w, h), n in sizes[:BUCKETS_SHOWN])
-    if len(sizes) > BUCKETS_SHOWN:
-        shown += f", {len(sizes) - BUCKETS_SHOWN} more"
-    return f"plan: {len(rows)} rows in {len(sizes)} bucket(s) ({shown}), on {device} in {dtype}"
 
 
 def _work_line(plan: Plan, missing: Sequence[Call], size: int, folder: Path) -> str:

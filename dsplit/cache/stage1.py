@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,10 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Stage1:
-    """What the encoding of a plan needs: the model, where values go, and how it runs."""
+    """What the encoding of a plan needs: the model, where values go, and how it runs.
+
+    watch: told of each call and the seconds it took, decoding and storing included.
+    """
 
     plan: Plan
     model: Model
@@ -45,6 +49,7 @@ class Stage1:
     stamps: Mapping[Path, Stamp]
     workers: int
     threads: int | None = None
+    watch: Callable[[Call, float], None] | None = None
 
     def run(self, calls: Sequence[Call]) -> Outcome:
         """Makes and stores the values of `calls`. A row that cannot be encoded is a problem of its own.
@@ -76,6 +81,7 @@ class Stage1:
             Writer(self.store, job.unit.identity) as writer,
             Progress(job.unit.identity, len(calls), "values") as progress,
         ):
+            started = time.perf_counter()
             for call, values in decoded(calls, light, self.stamps, self.workers):
                 if isinstance(values, str):
                     outcome.problems[call.key] = self._problems(call, values, "replace the file or drop the row")
@@ -84,6 +90,8 @@ class Stage1:
                     made = encode(heavy, {**values, **given}, components)
                     self._keep(call, made, writer, outcome)
                 progress.advance()
+                if self.watch:
+                    self.watch(call, -started + (started := time.perf_counter()))
 
     def _keep(self, call: Call, made: Mapping[str, Any], writer: Writer, outcome: Outcome) -> None:
         """Stores the values of a call, unless one of them is not finite."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from dsplit.commands.families import check_columns
 from dsplit.commands.options import Given, takes
+from dsplit.commands.plan_text import plan_text
 from dsplit.commands.reference import ReferenceOptions
 from dsplit.commands.resolve import resolve
 from dsplit.commands.result import show, size
@@ -22,6 +23,7 @@ def cache(given: Given) -> None:
     """Stage 1: encode the data set once, into a cache.
 
     Only what is missing is encoded. Training options are accepted and ignored: one cache serves every run.
+    With --dry-run, --why or --probe the plan is printed and nothing is written.
     """
     model, data, options = resolve("cache", given, CacheOptions)
     ignored = [f"--{n.replace('_', '-')}" for n in given if n in IGNORED]
@@ -40,6 +42,8 @@ def cache(given: Given) -> None:
 
 
 def _text(result: Mapping[str, Any]) -> str:
+    if "encoded" not in result:
+        return plan_text(result)
     encoded = ", ".join(f"{unit} {n}" for unit, n in result["encoded"].items())
     reused = ", ".join(f"{unit} {n}" for unit, n in result["reused"].items())
     return (

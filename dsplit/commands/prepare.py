@@ -117,7 +117,8 @@ def check(model: ModelOptions, data: DataOptions) -> dict[str, Any]:
 
     Raises DataError with the faults of all rows.
     """
-    from dsplit.cache.plan import Planner, estimated_bytes
+    from dsplit.cache.estimate import value_bytes
+    from dsplit.cache.plan import Planner
     from dsplit.console import warn
     from dsplit.dataset import read_dataset
     from dsplit.models.registry import registry
@@ -140,7 +141,7 @@ def check(model: ModelOptions, data: DataOptions) -> dict[str, Any]:
         "warnings": len(found.warnings),
         "buckets": {f"{w}x{h}": n for (w, h), n in Counter(r.size for r in found.rows).most_common()},
         "encodes": dict(Counter(c.job.unit.identity for c in calls)),
-        "bytes": estimated_bytes(calls, shape_names(model, family), dtype),
+        "bytes": sum(value_bytes(calls, shape_names(model, family), dtype).values()),
         "dtype": dtype,
     }
 

@@ -1,0 +1,83 @@
+"""What stage 1 has to do for a data set: rows, keys and calls, found without torch and without loading weights."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dsplit.cache.hardware import device_and_dtype
+from dsplit.cache.header import header_of
+from dsplit.cache.keys import Digests, component_files, digest_of, file_keys
+from dsplit.cache.manifest import Manifest
+from dsplit.cache.plan import Plan, Planner
+from dsplit.console import say, warn
+from dsplit.dataset import Row, read_dataset
+from dsplit.models.locate import Model, find_family, locate
+from dsplit.models.registry import registry
+from dsplit.recipe import DataOptions, ModelOptions, listed
+
+BUCKETS_SHOWN = 6
+
+
+@dataclass(frozen=True)
+class Work:
+    """The rows of a data set and the plan for them; `manifest` is what the cache will say of them."""
+
+    model: Model
+    planner: Planner
+    rows: Sequence[Row]
+    plan: Plan
+    manifest: Manifest
+    digests: Digests
+    device: str
+    dtype: str
+
+
+def find_work(model: ModelOptions, data: DataOptions, folder: Path, *, fetch: bool, first: int | None = None) -> Work:
+    """Reads the data set and the files of the model, and makes the keys. Writes nothing but weights it had to fetch.
+
+    folder: the cache, for its memory of digests. fetch: get what the model lacks from the hub. first: take no more rows
+    than this. Raises DataError for rows that cannot be read, ModelError or UsageError for a model that is not there.
+    """
+    planner = Planner(find_family(model), registry().task(model.task), listed(model.trainable))
+    located = locate(model, fetch=tuple(planner.components) if fetch else None, hub=model.hub)
+    located.require(planner.components, planner.components)
+    dataset = read_dataset(data, located.family.columns_for(planner.task), located.family.size_factor)
+    for problem in dataset.warnings:
+        warn(str(problem))
+    for problem in dataset.skipped:
+        warn(f"left out: {problem}")
+    rows = dataset.rows[:first]
+    device, dtype = device_and_dtype(model)
+    say(_rows_line(rows, device, dtype))
+    digests = Digests(folder)
+    parts = component_files(located, planner.components, digests)
+    components = {name: digest_of(files) for name, files in parts.items()}
+    plan = planner.plan(rows, file_keys(_files(rows, planner), digests), components, dtype)
+    header = header_of(located, planner, parts, plan.empty, (model, data), device, dtype)
+    return Work(located, planner, rows, plan, Manifest(header, plan.entries), digests, device, dtype)
+
+
+def _files(rows: Sequence[Row], planner: Planner) -> dict[Path, str]:
+    """The files that stage 1 reads, each with the first row that names it."""
+    found: dict[Path, str] = {}
+    for row in rows:
+        for name in planner.columns:
+            if name in row.files:
+                found.setdefault(row.files[name], row.place)
+    return found
+
+
+def buckets(rows: Sequence[Row]) -> dict[str, int]:
+    """`{"64x64": 3, ...}`: rows per target size, the most frequent first."""
+    return {f"{w}x{h}": n for (w, h), n in Counter(row.size for row in rows).most_common()}
+
+
+def _rows_line(rows: Sequence[Row], device: str, dtype: str) -> str:
+    sizes = buckets(rows)
+    shown = ", ".join(f"{size}: {n}" for size, n in list(sizes.items())[:BUCKETS_SHOWN])
+    if len(sizes) > BUCKETS_SHOWN:
+        shown += f", {len(sizes) - BUCKETS_SHOWN} more"
+    return f"plan: {len(rows)} rows in {len(sizes)} bucket(s) ({shown}), on {device} in {dtype}"

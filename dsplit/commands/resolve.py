@@ -15,6 +15,17 @@ from dsplit.toml_file import NAME, read_toml
 
 Group = TypeVar("Group")
 CACHE = "cache"  # the folder of the cache where nothing names it
+WEIGHTS = ("model_path", "model_id_with_origin_paths", "model_paths")
+REPLACES = {  # a stated option -> the options of weaker layers that would win over it, or contradict it
+    "model_path": ("model_id_with_origin_paths", "model_paths"),
+    "model_id_with_origin_paths": ("model_paths",),
+    "model_paths": ("model_id_with_origin_paths",),
+    "resolution": ("width", "height"),
+    "width": ("resolution",),
+    "height": ("resolution",),
+    "max_pixels": ("resolution", "width", "height"),
+    "epochs": ("max_steps",),
+}
 SUFFIXES = {"data_process": "cache", "train": "train"}  # of the reference's --task, and the command that does it
 
 
@@ -27,11 +38,13 @@ def resolve(
     """
     sections = read_toml(folder or Path())
     cache = sections["cache"]
-    values = merge(given, {**sections["model"], **sections["data"], **sections.get(command, {})})
-    values["task"], stage = task_of(command, values.get("task", "sft"))
+    values = merge(sections["model"], sections["data"], sections.get(command, {}), given)
+    stage = ""
+    if isinstance(values.get("task"), str):
+        values["task"], stage = task_of(command, values["task"])
     if command == "train" and stage == "train":
         values.setdefault("from_cache", BARE)
-    _place_base_path(values)
+    _place_base_path(values, given)
     if values.get("from_cache") == "":
         raise UsageError("--from-cache: an empty name; leave it out to take the cache folder of dsplit.toml")
     if values.get("from_cache") == BARE:
@@ -41,27 +54,31 @@ def resolve(
     return build(ModelOptions, values), build(DataOptions, values), build(group, values)
 
 
-def merge(given: Given, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """`settings` overridden by `given`, where a later way of saying the same replaces an earlier one.
+def merge(*layers: Mapping[str, Any]) -> dict[str, Any]:
+    """What `layers` state together, the weakest first: a later way of saying the same replaces an earlier one.
 
-    The last stated of --model and --model-path gives the weights; a --model that only names a family never replaces
-    a --model-path. --resolution replaces --width and --height of dsplit.toml, and the reverse.
+    Across layers, what excludes each other is in REPLACES. The last stated of --model and --model-path gives the
+    weights; a --model that only names a family leaves those that another layer names.
     """
-    values = {k: v for k, v in settings.items() if k not in given} | given
-    names = list(values)
-    if values.get("model_path") and values.get("model") and names.index("model") > names.index("model_path"):
-        from dsplit.models.registry import registry
-
-        if values["model"] not in registry().families:
-            del values["model_path"]
-    if "resolution" in given and not {"width", "height"} & set(given):
-        values = {k: v for k, v in values.items() if k not in ("width", "height")}
-    elif {"width", "height"} & set(given) and "resolution" not in given:
-        values.pop("resolution", None)
+    values: dict[str, Any] = {}
+    for layer in layers:
+        said = [name for name, value in layer.items() if value not in (None, "")]
+        dropped = {old for name in said for old in REPLACES.get(name, ()) if old not in layer}
+        if "model" in said and not _is_family(layer["model"]):
+            dropped |= {name for name in WEIGHTS if name not in layer}
+            if "model_path" in said and said.index("model_path") < said.index("model"):
+                dropped.add("model_path")
+        values = {k: v for k, v in (values | dict(layer)).items() if k not in dropped}
     return values
 
 
-def _place_base_path(values: dict[str, Any]) -> None:
+def _is_family(name: Any) -> bool:
+    from dsplit.models.registry import registry
+
+    return name in list(registry().families)
+
+
+def _place_base_path(values: dict[str, Any], given: Given) -> None:
     """Puts the reference's --dataset_base_path where it belongs: the cache in stage 2, else the data set."""
     path = values.pop("dataset_base_path", None)
     cache = values.get("from_cache")
@@ -69,7 +86,7 @@ def _place_base_path(values: dict[str, Any]) -> None:
         return
     if cache is None:
         values["data"] = path
-    elif cache in (BARE, path):
+    elif cache in (BARE, path) or "from_cache" not in given:
         values["from_cache"] = path
     else:
         raise UsageError(f"--from-cache {cache} and --dataset-base-path {path} both name the cache; give one of them")

@@ -37,13 +37,13 @@ def overview(given: Given) -> dict[str, Any]:
     """The --json object: every family with every task, or those that `given` (model, task, trainable) names."""
     from dsplit.models.registry import registry
 
-    options = build(ModelOptions, merge(given, {}))
+    options = build(ModelOptions, merge(given))
     found = registry()
     families, configs = list(found.families.values()), dict[str, Any]()
     if options.model or options.model_path:
         families = [named_family(options)]
         configs = shape_names(options, families[0])
-    wanted = [found.task(task_of("tasks", options.task)[0])] if "task" in given else list(found.tasks.values())
+    wanted = [found.task(task_of("tasks", options.task)[0])] if options.task else list(found.tasks.values())
     trained = listed(options.trainable)
     described = []
     broken = [{"name": b.name, "reason": b.reason} for b in found.broken]

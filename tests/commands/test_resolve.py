@@ -168,6 +168,37 @@ def test_a_stated_size_replaces_the_files_size(folder: Path) -> None:
     assert (data.resolution, data.width, data.height) == ("64x48", None, None)
 
 
+@pytest.mark.parametrize(
+    ("toml", "words", "expected"),
+    [
+        ("[train]\nmax_steps = 500", "--epochs 1", {"epochs": 1, "max_steps": None}),
+        ("[train]\nepochs = 2", "--max-steps 9", {"epochs": 2, "max_steps": 9}),
+        ("[train]\nepochs = 2\nmax_steps = 5", "", {"epochs": 2, "max_steps": 5}),
+        ("[data]\nresolution = '64x64'", "--max-pixels 4096", {"resolution": None, "max_pixels": 4096}),
+        ("[data]\nwidth = 64\nheight = 64", "--max-pixels 4096", {"width": None, "height": None}),
+        ("[data]\nresolution = '64x64'\n[train]\nwidth = 32\nheight = 32", "", {"resolution": None, "width": 32}),
+        ("[data]\nresolution = '64x64'\nmax_pixels = 4096", "", {"resolution": "64x64", "max_pixels": 4096}),
+        ("[model]\nmodel_path = './a'\n[train]\nmodel = './b'", "", {"model": "./b", "model_path": None}),
+        ("[model]\nmodel_path = './a'\n[train]\nmodel = 'qwen-image'", "", {"model_path": "./a"}),
+        ("[model]\nmodel_paths = '[1]'", "--model ./b", {"model": "./b", "model_paths": None}),
+        ("[model]\nmodel_paths = '[1]'", "--model-path b", {"model_path": "b", "model_paths": None}),
+        ("[model]\nmodel_paths = '[1]'", "--model qwen-image", {"model": "qwen-image", "model_paths": "[1]"}),
+        (
+            "[model]\nmodel_paths = '[1]'",
+            "--model-id-with-origin-paths a:vae/x",
+            {"model_paths": None, "model_id_with_origin_paths": "a:vae/x"},
+        ),
+        ("[train]\nfrom_cache = 'a'", "--dataset_base_path b", {"from_cache": "b", "data": None}),
+    ],
+)
+def test_the_more_specific_of_two_that_exclude_each_other_wins(
+    folder: Path, toml: str, words: str, expected: dict[str, object]
+) -> None:
+    (folder / "dsplit.toml").write_text(toml)
+    values = {k: v for group in resolved("train", *words.split()) for k, v in vars(group).items()}
+    assert {k: values[k] for k in expected} == expected
+
+
 def test_the_references_stage_one_command_is_understood(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     words = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import time
 from collections.abc import Iterable
@@ -12,6 +13,12 @@ from pathlib import Path
 from dsplit.errors import CacheError
 
 STALE_SECONDS = 3600.0  # a temporary file lives for seconds; an older one belongs to nobody
+PROBE = "dsplit"  # the file of which `claim_folder` writes the temporary file alone
+PLACES = {  # of a cache folder -> the files that are written there
+    "": rf"digests\.json|{PROBE}",
+    "manifests/": r"[\w-][\w. -]*\.jsonl",
+    "shards/*/": r"[0-9a-f]{32}\.safetensors",
+}
 
 
 def write_file(path: Path, chunks: Iterable[bytes | bytearray]) -> None:
@@ -53,7 +60,7 @@ def claim_folder(folder: Path) -> None:
     """Makes `folder` if need be, and finds out whether files can be written there; raises CacheError if not."""
     if folder.exists() and not folder.is_dir():
         raise CacheError(f"{folder}: is a file, not a folder; give another folder with --out")
-    probe = folder / f".{socket.gethostname()}.{os.getpid()}.tmp"
+    probe = folder / f".{PROBE}.{socket.gethostname()}.{os.getpid()}.tmp"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.touch()
@@ -64,12 +71,16 @@ def claim_folder(folder: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> int:
-    """The number of temporary files of dead runs below `folder` that were removed."""
+    """The number of temporary files of dead runs in the cache `folder` that were removed; those of others stay."""
     removed = 0
-    for path in folder.rglob(".*.tmp"):
-        *_, host, process, _ = path.name.rsplit(".", 3)
+    found = [(path, names) for place, names in PLACES.items() for path in folder.glob(f"{place}.*.tmp")]
+    for path, names in found:
+        match = re.fullmatch(rf"\.({names})\.(?P<host>.+)\.(?P<process>[0-9]{{1,9}})\.tmp", path.name)
+        if match is None:
+            continue
+        host, process = match["host"], match["process"]
         with contextlib.suppress(OSError):
-            mine = host == socket.gethostname().rpartition(".")[2] and process.isdigit()
+            mine = host == socket.gethostname()
             if time.time() - path.stat().st_mtime > STALE_SECONDS or (mine and not _alive(int(process))):
                 path.unlink()
                 removed += 1

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dsplit.cache import keys
-from dsplit.cache.files import remove_leftovers
+from dsplit.cache.files import claim_folder, remove_leftovers, write_file
 from dsplit.cache.keys import Digests, call_key, content_digest, key_of, output_key, text_key
 from dsplit.units import unit
+from tests.cache.runs import child
 
 
 @unit(outputs="embeds mask", components="encoder", version=1)
@@ -118,12 +120,40 @@ def test_a_damaged_memory_is_forgotten(tmp_path: Path) -> None:
 def test_leftovers_of_dead_runs_go_and_those_of_live_ones_stay(tmp_path: Path) -> None:
     import socket
 
-    dead = tmp_path / f".x.{socket.gethostname()}.{2**22 + 1}.tmp"
-    alive = tmp_path / f".x.{socket.gethostname()}.{os.getppid()}.tmp"
-    elsewhere = tmp_path / ".x.another-host.1.tmp"
-    forgotten = tmp_path / ".y.another-host.1.tmp"
-    for path in (dead, alive, elsewhere, forgotten):
-        path.touch()
-    os.utime(forgotten, (1_000_000_000, 1_000_000_000))
-    assert remove_leftovers(tmp_path) == 2
-    assert sorted(tmp_path.iterdir()) == sorted([alive, elsewhere])
+    host, nobody, shard = socket.gethostname(), 2**22 + 1, f"shards/encode_image/.{'a' * 32}.safetensors"
+    dead = [f".digests.json.{host}.{nobody}.tmp", f".dsplit.{host}.{nobody}.tmp"]
+    dead += [f"manifests/.my set.jsonl.{host}.{nobody}.tmp", f"{shard}.{host}.{nobody}.tmp"]
+    forgotten = [f"{shard}.another.host.1.tmp"]
+    staying = [f"{shard}.{host}.{os.getppid()}.tmp", "manifests/.default.jsonl.another.host.1.tmp"]
+    foreign = [f".report.{host}.{nobody}.tmp", ".x.tmp", ".dsplit.tmp", f"logs/.digests.json.{host}.{nobody}.tmp"]
+    foreign += [f"shards/.{'a' * 32}.safetensors.{host}.{nobody}.tmp", f"shards/a/.b.safetensors.{host}.{nobody}.tmp"]
+    for name in (*dead, *forgotten, *staying, *foreign):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    for name in (*forgotten, *foreign):
+        os.utime(tmp_path / name, (1_000_000_000, 1_000_000_000))
+    assert remove_leftovers(tmp_path) == 5
+    left = sorted(p.relative_to(tmp_path).as_posix() for p in tmp_path.rglob("*") if p.is_file())
+    assert left == sorted([*staying, *foreign])
+
+
+def test_what_a_dead_write_leaves_is_recognised(tmp_path: Path) -> None:
+    """The names that write_file and claim_folder make, by a process that dies before it can tidy up."""
+
+    def die(*args: object) -> None:
+        os._exit(0)
+
+    def work(write: Callable[[], None]) -> Callable[[], None]:
+        def run() -> None:
+            os.replace = die  # type: ignore[assignment]
+            Path.unlink = die  # type: ignore[assignment]
+            write()
+
+        return run
+
+    names = ("digests.json", "manifests/default.jsonl", f"shards/encode_image/{'0' * 32}.safetensors")
+    for name in names:
+        assert child(work(lambda name=name: write_file(tmp_path / name, [b"x"]))) == 0  # type: ignore[misc]
+    assert child(work(lambda: claim_folder(tmp_path))) == 0
+    assert len(list(tmp_path.rglob(".*.tmp"))) == 4
+    assert remove_leftovers(tmp_path) == 4

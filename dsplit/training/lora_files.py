@@ -57,7 +57,7 @@ def refuse_format(lora_format: str, components: Iterable[str]) -> None:
 def read(path: Path) -> tuple[State, dict[str, str]]:
     """The LoRA in `path`, of any of the three formats, as diffusers' keys and metadata.
 
-    Raises TrainingError for a file that is no safetensors file or holds no LoRA.
+    Raises TrainingError for a file that is no safetensors file, holds no LoRA, or whose alphas or settings are none.
     """
     from safetensors import SafetensorError, safe_open
 
@@ -69,7 +69,42 @@ def read(path: Path) -> tuple[State, dict[str, str]]:
     if not any(".lora_A." in k for k in state):
         example = f", e.g. '{next(iter(state))}'" if state else ""
         raise TrainingError(f"{path}: holds no LoRA: none of its {len(state)} keys names lora_A{example}")
-    return _to_diffusers(state, metadata, detect(state))
+    for key, tensor in state.items():
+        if key.endswith(ALPHA) and tensor.numel() != 1:
+            raise TrainingError(f"{path}: '{key}' has the shape {tuple(tensor.shape)}, where an alpha is one number")
+        if ".lora_A." in key and tensor.ndim < 2:
+            raise TrainingError(f"{path}: '{key}' has the shape {tuple(tensor.shape)}, where a matrix is expected")
+    state, metadata = _to_diffusers(state, metadata, detect(state))
+    try:
+        _check_settings(metadata)
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        what = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise TrainingError(
+            f"{path}: the adapter settings in its metadata are none that peft knows ({what}); save the LoRA again, or "
+            "without metadata"
+        ) from error
+    return state, metadata
+
+
+def settings(metadata: Mapping[str, str]) -> dict[str, Any]:
+    """The adapter settings of diffusers' file metadata (`transformer.r` -> 16); empty if there are none."""
+    return json.loads(metadata.get(METADATA_KEY, "{}"))
+
+
+def _check_settings(metadata: Mapping[str, str]) -> None:
+    """Raises ValueError, TypeError or AttributeError, in words, unless peft can make a config of each component's."""
+    from peft import LoraConfig
+
+    found = settings(metadata)
+    if not isinstance(found, dict):
+        raise ValueError(f"a {type(found).__name__}, where an object is expected")
+    for component in {key.partition(".")[0] for key in found}:
+        fields = {k.partition(".")[2]: v for k, v in found.items() if k.partition(".")[0] == component}
+        config = LoraConfig(**fields)
+        for name, pattern in (("r", "rank_pattern"), ("lora_alpha", "alpha_pattern")):
+            for value in (getattr(config, name), *(getattr(config, pattern) or {}).values()):
+                if type(value) not in (int, float) or not value > 0:
+                    raise ValueError(f"{component}.{name}: {value!r} is no number above 0")
 
 
 def serialised(state: State, metadata: Mapping[str, str]) -> bytes:
@@ -92,7 +127,7 @@ def packed(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, str]:
 
 def alphas(state: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> dict[str, float]:
     """The alpha of every adapted module (diffusers' keys, with the component); the rank where nothing states it."""
-    config = json.loads(metadata.get(METADATA_KEY, "{}"))
+    config = settings(metadata)
     found = {}
     for key in state:
         if key.endswith(".lora_A.weight"):

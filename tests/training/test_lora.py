@@ -205,6 +205,44 @@ def test_files_that_hold_no_lora_are_refused(tmp_path):
         lora_files.read(tmp_path / "b.safetensors")
 
 
+PAIR = {f"transformer.x.lora_{side}.weight": torch.ones(2, 2) for side in "AB"}
+BAD_FILES = {
+    "alpha": ({"diffusion_model.x.lora_A.weight": torch.ones(2, 2), "diffusion_model.x.alpha": torch.ones(3)}, None),
+    "number": ({"transformer.x.lora_A.weight": torch.tensor(1.0)}, None),
+    "text": (PAIR, "not json"),
+    "deep": (PAIR, "[" * 100_000),
+    "list": (PAIR, "[1]"),
+    "field": (PAIR, '{"transformer.r": 2, "transformer.colour": 1}'),
+    "no component": (PAIR, '{"r": 2}'),
+    "rank": (PAIR, '{"transformer.r": "2"}'),
+    "pattern": (PAIR, '{"transformer.alpha_pattern": {"x": [1]}}'),
+    "patterns": (PAIR, '{"transformer.rank_pattern": [1]}'),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("alpha", r"'diffusion_model.x.alpha' has the shape \(3,\), where an alpha is one number"),
+        ("number", r"'transformer.x.lora_A.weight' has the shape \(\), where a matrix is expected"),
+        ("text", r"none that peft knows \(Expecting value.*; save the LoRA again"),
+        ("deep", r"none that peft knows \(nested too deeply\)"),
+        ("list", r"none that peft knows \(a list, where an object is expected\)"),
+        ("field", "none that peft knows .*'colour'"),
+        ("no component", "none that peft knows"),
+        ("rank", "none that peft knows"),
+        ("pattern", r"none that peft knows .*lora_alpha: \[1\] is no number above 0"),
+        ("patterns", "none that peft knows"),
+    ],
+)
+def test_broken_alphas_and_settings_are_refused_in_words(tmp_path, name, said):
+    tensors, text = BAD_FILES[name]
+    path = tmp_path / "x.safetensors"
+    save_file(tensors, path, metadata={"lora_adapter_metadata": text} if text else None)
+    with pytest.raises(TrainingError, match=rf"x\.safetensors: .*{said}"):
+        lora_files.read(path)
+
+
 def test_only_diffusers_files_hold_other_components():
     lora_files.refuse_format("diffusers", ["transformer", "text_encoder"])
     with pytest.raises(UsageError, match="--lora-format comfyui cannot hold a LoRA of text_encoder"):

@@ -36,7 +36,7 @@ class ModelOptions:
 
     model: str | None = option(None, "Family name, model folder, or repo id.")
     model_path: str | None = option(None, "Folder or repo id of the weights, when --model names a family.")
-    task: str = option("sft", "sft, direct_distill ... (see `dsplit tasks`).")
+    task: str | None = option(None, "sft, direct_distill ... (see `dsplit tasks`).", shown="sft")
     trainable: str | None = option(None, "Components to train, comma-separated.", shown="the family's")
     dtype: str | None = option(
         None,

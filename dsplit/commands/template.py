@@ -52,7 +52,7 @@ def _default(field: Field) -> str:
         return _toml(value)
     if value_type(field) in (int, float):
         return shown if shown.replace("e-", "").replace(".", "").isdigit() else "..."
-    if field.name == "out" and " " not in shown:
+    if field.name in ("out", "task") and " " not in shown:
         return _toml(shown)
     if field.name == "prompt":
         return _toml([shown])

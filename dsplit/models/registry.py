@@ -15,6 +15,7 @@ from dsplit import hookspecs
 from dsplit.errors import UsageError
 from dsplit.models.family import ModelFamily, Task
 
+DEFAULT_TASK = "sft"
 Thing = TypeVar("Thing", ModelFamily, Task)
 
 
@@ -38,9 +39,9 @@ class Registry:
         """The family called `name`; raises UsageError with the nearest names."""
         return _pick(self.families, name, "model family", self.broken)
 
-    def task(self, name: str) -> Task:
-        """The task called `name`; raises UsageError with the nearest names."""
-        return _pick(self.tasks, name, "task", self.broken)
+    def task(self, name: str | None) -> Task:
+        """The task called `name`, the default one for None; raises UsageError with the nearest names."""
+        return _pick(self.tasks, name or DEFAULT_TASK, "task", self.broken)
 
     def supporting(self, task: str) -> list[ModelFamily]:
         return [f for f in self.families.values() if task in f.tasks]

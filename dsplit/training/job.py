@@ -52,6 +52,7 @@ def cached_job(model: ModelOptions, data: DataOptions, train: TrainOptions, devi
 
     Raises CacheError for a cache that is missing, incomplete, or made for another job than the options state.
     """
+    stated_task = registry().task(model.task).name if model.task else None
     folder = Path(train.from_cache or "")
     rows = CachedRows(folder, train.name, skip_bad=data.skip_bad)
     if rows.left_out:
@@ -61,7 +62,7 @@ def cached_job(model: ModelOptions, data: DataOptions, train: TrainOptions, devi
         model = replace(model, model=header["model"]["name"])
     requested = {
         "family": find_family(model).name,
-        "task": model.task,
+        "task": stated_task,
         "trainable": list(listed(model.trainable)),
         "dtype": str(pick_dtype(model.dtype, device)).removeprefix("torch.") if model.dtype else None,
     }

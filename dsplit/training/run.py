@@ -146,6 +146,7 @@ def _recipe(
     """All settings of the run, resolved, the versions of what ran, and what made the cache."""
     resolved = {
         "family": job.family.name,
+        "task": job.task.name,
         "model": job.model.name,
         "trainable": job.trained,
         "dtype": _dtype(job.dtype),

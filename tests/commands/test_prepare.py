@@ -41,7 +41,7 @@ def test_a_run_folder_needs_no_more_options(here: Path, capsys: pytest.CaptureFi
 
     os.chdir(here / "runs" / "a")
     model, data, cache = resolved("cache")
-    assert (model.model, model.task) == ("../../weights", "sft")
+    assert (model.model, model.task) == ("../../weights", None)
     assert (data.data, data.max_pixels) == ("../../pictures", 4096)
     assert cache.out is None
     assert resolved("train", "--from-cache")[2].from_cache == "cache"

@@ -287,6 +287,15 @@ def test_every_stage_of_a_task_is_a_task(tmp_path: Path, monkeypatch: pytest.Mon
         assert resolved("validate", "--task", f"{task}:train")[0].task == task
 
 
+def test_a_task_that_nobody_states_is_nobodys_choice(folder: Path) -> None:
+    assert resolved("cache")[0].task is None
+    (folder / "dsplit.toml").write_text("[model]\ntask = 'direct_distill'\n")
+    assert resolved("train", "--from-cache")[0].task == "direct_distill"
+    (folder / "dsplit.toml").write_text("[model]\ntask = 3\n")
+    with pytest.raises(UsageError, match=r"--task: 3 in dsplit\.toml should be str"):
+        resolved("train")
+
+
 def test_flags_can_be_taken_back(folder: Path) -> None:
     (folder / "dsplit.toml").write_text("[train]\ngradient_checkpointing = true\n")
     assert resolved("train")[2].gradient_checkpointing is True

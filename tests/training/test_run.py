@@ -14,7 +14,8 @@ from safetensors.torch import load_file
 from dsplit.cache.manifest import manifest_path
 from dsplit.commands.resolve import build
 from dsplit.errors import CacheError, TrainingError, UsageError
-from dsplit.recipe import TrainOptions
+from dsplit.recipe import DataOptions, TrainOptions
+from dsplit.training.run import run_train
 from tests.training.conftest import loras, losses, make, metrics, model
 
 UNUSED = ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.net")  # the last block's text side goes nowhere
@@ -265,6 +266,21 @@ def test_what_was_not_stated_comes_from_the_cache(tmp_path):
     made.train(tmp_path / "o", model=model(model=None), max_steps=1)
     recipe = json.loads((tmp_path / "o" / "recipe.json").read_text())["resolved"]
     assert (recipe["dtype"], recipe["trainable"]) == ("bfloat16", ["text_encoder"])
+
+
+def test_an_unstated_task_is_that_of_the_cache(distill, tmp_path):
+    distill.train(tmp_path / "o", model=model(), max_steps=1)
+    recipe = json.loads((tmp_path / "o" / "recipe.json").read_text())
+    assert recipe["resolved"]["task"] == "direct_distill"
+    assert "task" not in recipe["model"]
+    with pytest.raises(CacheError, match="task: cached direct_distill, requested sft"):
+        distill.train(tmp_path / "p", model=model(task="sft"))
+
+
+def test_an_unknown_task_is_named_before_the_cache_is_read(tmp_path):
+    with pytest.raises(UsageError, match="unknown task 'direct_destill'; known: direct_distill") as caught:
+        run_train(model(task="direct_destill"), DataOptions(), TrainOptions(from_cache="nowhere", out=str(tmp_path)))
+    assert caught.value.exit_code == 2
 
 
 def test_an_incomplete_cache_is_refused(three, tmp_path):

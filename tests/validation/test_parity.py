@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,14 @@ def test_a_given_cache_is_compared_and_left_as_it_is(tmp_path: Path) -> None:
     given = ValidateOptions(parity=True, parity_rows=9, from_cache=str(cache))
     assert check_parity(MODEL, rows, given) == {**ZERO, "rows": 4}
     assert {p: p.read_bytes() for p in cache.rglob("*") if p.is_file()} == before
+
+
+def test_a_given_cache_says_what_was_not_stated(tmp_path: Path) -> None:
+    rows = data(tmp_path / "data", seed=[1] * 4, rand_device=["cpu"] * 4, num_inference_steps=[2] * 4)
+    made_for = replace(MODEL, task="direct_distill", trainable="text_encoder", dtype="bfloat16")
+    cache = with_cache(made_for, rows, tmp_path / "cache")
+    given = ValidateOptions(parity=True, parity_rows=9, from_cache=str(cache))
+    assert check_parity(MODEL, rows, given) == {**ZERO, "rows": 4}
 
 
 def test_a_cache_of_other_weights_is_found_out(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ def is_main_process() -> bool:
 
 def stderr() -> Console:
     """The console of messages; made anew so that a redirected stderr is honoured."""
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 
 def say(message: str) -> None:

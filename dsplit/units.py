@@ -25,6 +25,8 @@ class Unit:
     shapes: per output, the shape of one row's value as a formula over H, W, F, L and component-config fields, for
     instance `"vae.z_dim, 1, H/8, W/8"`; a dimension with L is ragged: rows are padded with zeros along it in a batch.
     dtypes: per output, `float` (the run's dtype) unless stated, e.g. `bool`.
+    sources: installed library files whose code or text the results depend on beside the components, as a pipeline's
+    prompt template (`diffusers/pipelines/qwenimage/pipeline_qwenimage.py`); their bytes enter the keys.
     origin: the unit whose results these are, if this is another use of it (`encode_prompt` of a negative prompt).
     """
 
@@ -37,6 +39,7 @@ class Unit:
     random: bool = False
     shapes: Mapping[str, str] = field(default_factory=dict)
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    sources: tuple[str, ...] = ()
     origin: str = ""
     parameters: Mapping[str, str] = field(default_factory=dict)  # value name -> parameter name, where they differ
     results: Mapping[str, str] = field(default_factory=dict)  # output name -> the origin's output name
@@ -99,12 +102,14 @@ def unit(
     *,
     version: int = 1,
     random: bool = False,
+    sources: str = "",
     shapes: Mapping[str, str] | None = None,
     dtypes: Mapping[str, str] | None = None,
 ) -> Callable[[Callable[..., Any]], Unit]:
     """A decorator that makes a Unit of a function: `@unit(outputs="latents", components="vae")`.
 
-    `outputs` and `components` are names separated by spaces; every other parameter of the function is an input value.
+    `outputs`, `components` and `sources` are names separated by spaces; every other parameter of the function is an
+    input value.
     Raises UnitError where the declaration and the function's signature disagree.
     """
 
@@ -125,7 +130,18 @@ def unit(
         if described:
             raise UnitError(f"unit '{name}' describes {', '.join(sorted(described))}, which it does not make")
         inputs = tuple(p for p in parameters if p not in called)
-        return Unit(name, function, inputs, made, called, version, random, dict(shapes or {}), dict(dtypes or {}))
+        return Unit(
+            name,
+            function,
+            inputs,
+            made,
+            called,
+            version,
+            random,
+            dict(shapes or {}),
+            dict(dtypes or {}),
+            sources=tuple(sources.split()),
+        )
 
     return make
 

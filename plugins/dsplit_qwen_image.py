@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from dsplit import Column, Component, ModelFamily, hookimpl, unit
-from dsplit.models import FlowMatch, load_image, one_frame
+from dsplit.models import FlowMatch, load_image, one_frame, unrounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -39,6 +39,7 @@ def encode_image(pixels: torch.Tensor, vae: Any) -> torch.Tensor:
     version=1,
     shapes={"prompt_embeds": "L, text_encoder.text_config.hidden_size", "prompt_mask": "L"},
     dtypes={"prompt_mask": "bool"},
+    sources="diffusers/pipelines/qwenimage/pipeline_qwenimage.py",  # the template around the prompt
 )
 def encode_prompt(prompt: list[str], text_encoder: Any, tokenizer: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """prompt: B texts -> prompt_embeds: (B, L, 3584), prompt_mask: (B, L) bool; L at most 512.
@@ -80,20 +81,22 @@ def denoise(
 ) -> torch.Tensor:
     """noisy_latents: (B, 16, 1, h, w), sigma: (B,) -> velocity: (B, 16, 1, h, w), `noise - latents`.
 
-    Equals the transformer call of `QwenImagePipeline.__call__` (its `timestep / 1000` is sigma).
+    Equals the transformer call of `QwenImagePipeline.__call__` (its `timestep / 1000` is sigma), but that sigma stays
+    fp32 in a bf16 transformer.
     """
     from diffusers import QwenImagePipeline
 
     batch, channels, _, height, width = noisy_latents.shape
     packed = QwenImagePipeline._pack_latents(noisy_latents.to(prompt_embeds.dtype), batch, channels, height, width)
-    velocity = transformer(
-        hidden_states=packed,
-        timestep=sigma,
-        encoder_hidden_states=prompt_embeds,
-        encoder_hidden_states_mask=None if prompt_mask.all() else prompt_mask,
-        img_shapes=[[(1, height // 2, width // 2)]] * batch,
-        return_dict=False,
-    )[0]
+    with unrounded(transformer.time_text_embed, sigma):
+        velocity = transformer(
+            hidden_states=packed,
+            timestep=sigma,
+            encoder_hidden_states=prompt_embeds,
+            encoder_hidden_states_mask=None if prompt_mask.all() else prompt_mask,
+            img_shapes=[[(1, height // 2, width // 2)]] * batch,
+            return_dict=False,
+        )[0]
     return QwenImagePipeline._unpack_latents(velocity, height, width, 1)
 
 

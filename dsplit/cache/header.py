@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from dsplit.cache.keys import digest_of
+from dsplit.cache.keys import code_version, digest_of
 from dsplit.cache.plan import Planner
 from dsplit.models.model import Model
 from dsplit.recipe import DataOptions, ModelOptions, stated
@@ -42,7 +42,7 @@ def header_of(
             "components": {name: digest_of(files) for name, files in parts.items()},
             "files": {name: dict(files) for name, files in parts.items()},
         },
-        "units": {unit.name: unit.version for unit in planner.split.stage1},
+        "units": {unit.name: code_version(unit) for unit in planner.split.stage1},
         "values": list(planner.split.boundary),
         "columns": list(planner.split.columns),
         "empty_prompt": dict(empty),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsplit.cache.files import write_file
 from dsplit.console import Progress
-from dsplit.errors import DataError, ModelError, Problem
+from dsplit.errors import DataError, ModelError, Problem, UnitError
 from dsplit.units import Unit
 
 if TYPE_CHECKING:
@@ -42,10 +44,28 @@ def text_key(value: Any) -> str:
 
 
 def call_key(unit: Unit, inputs: Mapping[str, str], components: Mapping[str, str], dtype: str) -> str:
-    """The key of running `unit` once: its identity and version, the keys of its inputs, component digests, dtype."""
+    """The key of running `unit` once: its code's version, the keys of its inputs, component digests, dtype."""
     read = [part for name in unit.inputs for part in (unit.parameters.get(name, name), inputs[name])]
     used = [part for name in unit.components for part in (name, components[name])]
-    return key_of("unit", unit.identity, str(unit.version), "inputs", *read, "components", *used, "dtype", dtype)
+    return key_of("unit", unit.identity, code_version(unit), "inputs", *read, "components", *used, "dtype", dtype)
+
+
+def code_version(unit: Unit) -> str:
+    """What says which code makes a unit's results: its module, its version, and the digests of its `sources`.
+
+    Raises UnitError for a source that is not installed.
+    """
+    return " ".join([unit.function.__module__, str(unit.version), *map(_source_digest, unit.sources)])
+
+
+@functools.cache
+def _source_digest(source: str) -> str:
+    package, _, inside = source.partition("/")
+    found = find_spec(package)
+    path = Path(next(iter(found.submodule_search_locations or [""]))) / inside if found else None
+    if path is None or not path.is_file():
+        raise UnitError(f"a unit names the library file '{source}', which is not installed")
+    return file_digest(path)
 
 
 def output_key(call: str, unit: Unit, output: str) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 from typing import Any
 
+from dsplit.cache.keys import code_version
 from dsplit.cache.manifest import Entry, Manifest
 from dsplit.cache.plan import Call, ancestry
 from dsplit.cache.work import Work
@@ -64,7 +65,7 @@ class _Comparison:
         unit = call.job.unit.name
         if unit not in self._shared:
             self._shared[unit] = [
-                *self._versions({u.identity: u.version for u in units}),
+                *self._versions({u.identity: code_version(u) for u in units}),
                 *self._components({c for u in units for c in u.components}),
                 *self._dtype(),
             ]
@@ -85,7 +86,7 @@ class _Comparison:
                 found.append(f"{name} (source bytes)" if name in self._files else name)
         return found
 
-    def _versions(self, versions: Mapping[str, int]) -> list[str]:
+    def _versions(self, versions: Mapping[str, str]) -> list[str]:
         before = self._old.header["units"]
         return [
             f"version of {name}: {before[name]} -> {version}"

@@ -51,9 +51,7 @@ def needed_components(family: ModelFamily, options: ModelOptions, stage: int | N
     everywhere = users((*split.stage1, *split.stage2))
     if stage is None:
         return {c.name: everywhere.get(c.name, "") for c in family.components}
-    # a part that no unit calls, such as the scheduler, has no weights to speak of and is read for its config
-    unused = {c.name: "" for c in family.components if not c.weights and c.name not in everywhere}
-    return users(split.stage1 if stage == 1 else split.stage2) | unused
+    return users(split.stage1 if stage == 1 else split.stage2) | dict.fromkeys(family.config_only, "")
 
 
 def check_columns(options: ModelOptions, names: str, option: str) -> None:

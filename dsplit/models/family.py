@@ -38,7 +38,8 @@ class Component:
     """A loadable part of a model: `Component("vae", "diffusers.AutoencoderKLQwenImage")`.
 
     cls: the class, as module and name. weights: False for parts without weights (tokenizer, processor, scheduler).
-    prepare: called with the loaded object, to put faster but equal code in place.
+    prepare: called with the loaded object, to put faster but equal code in place; when its results change, raise the
+    version of the units that call the component.
     """
 
     name: str
@@ -140,6 +141,12 @@ class ModelFamily:
             self.component(name)
         wanted = (*task.reads, *self.denoise.outputs, *extra, *(c.name for c in task.columns))
         return split(units, columns=columns, wanted=wanted, drawn=DRAWN, trainable=trainable or self.trainable)
+
+    @property
+    def config_only(self) -> tuple[str, ...]:
+        """The parts without weights that no unit calls, such as the scheduler: they are read for their config."""
+        called = {c for u in (*self.units, self.denoise) for c in u.components}
+        return tuple(c.name for c in self.components if not c.weights and c.name not in called)
 
     def columns_for(self, task: Task) -> tuple[Column, ...]:
         """The columns that a data set for `task` may have; the family's declaration of a column wins."""

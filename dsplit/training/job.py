@@ -46,6 +46,13 @@ class Job:
         """True for an unsplit run."""
         return not self.header
 
+    def noise_process(self) -> Any:
+        """The family's noise process, with the schedule of this model's scheduler config."""
+        if self.model.has("scheduler"):
+            return self.family.noise.build(self.model.config("scheduler"))
+        warn(f"{self.model.name} has no scheduler folder: the schedule of {self.family.title}'s own weights is used")
+        return self.family.noise.build()
+
 
 def cached_job(model: ModelOptions, data: DataOptions, train: TrainOptions, device: torch.device) -> Job:
     """The job of stage 2: no encoder is located, required or loaded.
@@ -128,7 +135,7 @@ def _needed(family: ModelFamily, task: Task, trained: tuple[str, ...], *, stage1
 
 def _located(model: ModelOptions, loaded: Mapping[str, str]) -> Model:
     """The model, its needed components there and sound; raises UsageError or ModelError."""
-    found = locate(model, fetch=tuple(loaded), hub=model.hub)
+    found = locate(model, fetch=(*loaded, *find_family(model).config_only), hub=model.hub)
     found.require(loaded, loaded)
     found.check(loaded)
     return found

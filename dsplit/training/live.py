@@ -35,7 +35,8 @@ class LiveRows:
     def columns(self, i: int) -> dict[str, Any]:
         """The columns that cross into stage 2."""
         row = self._rows[i]
-        return {name: row.columns[name] for name in self._split_of(row).columns}
+        known = {**row.columns, "size": row.size}
+        return {name: known[name] for name in self._split_of(row).columns}
 
     def values(self, i: int) -> dict[str, torch.Tensor]:
         """The boundary values, without the batch axis."""

@@ -23,6 +23,7 @@ from dsplit.training.job import Job, cached_job, check_devices, live_job
 from dsplit.training.loop import Schedule, fit, known_schedules
 from dsplit.training.lora import adapters, inject, skeleton
 from dsplit.training.lora_files import refuse_format
+from dsplit.training.lora_start import Start, check_start, load_start, read_start
 from dsplit.training.objective import Objective
 
 OUT = "runs/lora"
@@ -45,9 +46,12 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
     set_threads(model.threads)
     device = pick_device(model.device)
     job = (cached_job if train.from_cache else live_job)(model, data, train, device)
-    train = _resolved(train, job)
+    start = read_start(Path(train.init_lora), train.rank, train.alpha) if train.init_lora else None
+    train = _resolved(train, job, start)
     skeletons = {name: skeleton(job.model, name) for name in job.trained}
     plan = adapters(skeletons, train.targets, job.family.lora_targets, job.family.trainable)
+    if start:
+        check_start(start, skeletons, plan)
     check_devices(job.rows)
     claim_folder(out)
 
@@ -66,11 +70,12 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
         f"LoRA: {', '.join(f'{len(a.modules)} modules of {n}' for n, a in plan.items())}; rank {train.rank}, "
         f"alpha {train.alpha:g}, {sum(w.numel() for w in weights):,} weights in {_dtype(weights[0].dtype)}"
     )
+    if start:
+        load_start(start, job.components)
     for name in job.trained:
         _train_mode(name, job.components[name], train.gradient_checkpointing)
-    scheduler = job.model.config("scheduler") if job.model.has("scheduler") else None
     objective = Objective(
-        job.family, job.task, job.components, job.trained, job.family.noise.build(scheduler), train.seed, asdict(train)
+        job.family, job.task, job.components, job.trained, job.noise_process(), train.seed, asdict(train)
     )
     run = RunFolder(out, job.components, job.trained, train.lora_format, total, train.save_steps)
     run.begin(_recipe(job, model, data, train, device, total))
@@ -89,11 +94,14 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
     }
 
 
-def _resolved(train: TrainOptions, job: Job) -> TrainOptions:
-    """The options with the family's defaults in place of what nobody stated. Raises UsageError for what cannot be."""
+def _resolved(train: TrainOptions, job: Job, start: Start | None) -> TrainOptions:
+    """The options, with those of the LoRA to start from and the family's defaults in place of what nobody stated.
+
+    Raises UsageError for what cannot be.
+    """
     defaults = job.family.defaults
-    rank = train.rank or int(defaults.get("rank", RANK))
-    alpha = float(rank) if train.alpha is None else train.alpha
+    rank = start.rank if start else train.rank or int(defaults.get("rank", RANK))
+    alpha = start.alpha if start else float(rank) if train.alpha is None else train.alpha
     lr = float(defaults.get("lr", LR)) if train.lr is None else train.lr
     schedules = known_schedules()
     if train.lr_scheduler not in schedules:

@@ -151,8 +151,8 @@ def _objective(job: Job, train: TrainOptions, device: torch.device) -> tuple[Obj
     for name in job.trained:
         if hasattr(components[name], "enable_gradient_checkpointing"):  # equal bits, and far less memory
             components[name].enable_gradient_checkpointing()
-    process = job.family.noise.build(job.model.config("scheduler") if job.model.has("scheduler") else None)
-    return Objective(job.family, job.task, components, job.trained, process, train.seed, asdict(train)), weights
+    objective = Objective(job.family, job.task, components, job.trained, job.noise_process(), train.seed, asdict(train))
+    return objective, weights
 
 
 def _backward(

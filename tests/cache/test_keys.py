@@ -14,6 +14,7 @@ import pytest
 from dsplit.cache import keys
 from dsplit.cache.files import claim_folder, remove_leftovers, write_file
 from dsplit.cache.keys import Digests, call_key, content_digest, key_of, output_key, text_key
+from dsplit.errors import UnitError
 from dsplit.units import unit
 from tests.cache.runs import child
 
@@ -28,7 +29,7 @@ KEY = call_key(encode_prompt, INPUTS, COMPONENTS, "float32")
 
 
 def test_a_key_is_stable() -> None:
-    assert KEY == "835ad3197bf54ea545a1463628c8ffd5"  # a change here makes every cache stale: do it knowingly
+    assert KEY == "8e06b150e6e880155334cbcb8de07c5c"  # a change here makes every cache stale: do it knowingly
 
 
 @pytest.mark.parametrize(
@@ -39,10 +40,28 @@ def test_a_key_is_stable() -> None:
         (encode_prompt, {"prompt": text_key("a cat")}, COMPONENTS, "float32"),
         (encode_prompt, INPUTS, {"encoder": "other"}, "float32"),
         (encode_prompt, INPUTS, COMPONENTS, "bfloat16"),
+        (replace(encode_prompt, sources=("dsplit/units.py",)), INPUTS, COMPONENTS, "float32"),
+        (replace(encode_prompt, function=text_key), INPUTS, COMPONENTS, "float32"),  # of another module
     ],
 )
 def test_each_part_of_a_key_counts(changed: object, inputs: dict, components: dict, dtype: str) -> None:
     assert call_key(changed, inputs, components, dtype) != KEY  # type: ignore[arg-type]
+
+
+def test_the_bytes_of_a_source_count_and_it_must_be_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "some_library" / "prompts" / "template.py"
+    source.parent.mkdir(parents=True)
+    (tmp_path / "some_library" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    templated = replace(encode_prompt, sources=("some_library/prompts/template.py",))
+    made = []
+    for template in ("describe: {}", "draw: {}"):
+        source.write_text(template)
+        keys._source_digest.cache_clear()
+        made.append(call_key(templated, INPUTS, COMPONENTS, "float32"))
+    assert len({KEY, *made}) == 3
+    with pytest.raises(UnitError, match=r"'some_library/gone\.py', which is not installed"):
+        call_key(replace(encode_prompt, sources=("some_library/gone.py",)), INPUTS, COMPONENTS, "float32")
 
 
 def test_another_use_of_a_unit_shares_its_values() -> None:

@@ -1,10 +1,10 @@
-"""The plan: what runs before what, what is in memory together, and how it travels to worker processes."""
+"""The plan: what runs before what, what is in memory together, and what is decoded ahead."""
 
 from __future__ import annotations
 
-import os
+import threading
+import time
 from collections.abc import Sequence
-from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dsplit.cache import ahead
-from dsplit.cache.ahead import _Tasks, decoded
+from dsplit.cache.ahead import decoded
 from dsplit.cache.hardware import device_and_dtype
 from dsplit.cache.keys import stamp_of
 from dsplit.cache.plan import Call, Job, groups, jobs_of
@@ -113,18 +113,8 @@ def picture_row(folder: Path, n: int) -> Row:
     return Row(str(n), "metadata.csv", n + 2, {"image": path.name}, {"image": path}, (64, 64), (32, 32))
 
 
-def test_tasks_travel_to_a_spawned_process(tmp_path: Path) -> None:
-    row = picture_row(tmp_path, 0)
-    job = Job(load_image, (), ("pixels",), (), frozenset({"image"}))
-    here = _Tasks([Call("k", job, row, {}, {})], [load_image], {row.files["image"]: stamp_of(row.files["image"])})
-    there = ForkingPickler.loads(ForkingPickler.dumps(here))
-    assert torch.equal(there[0]["pixels"], here[0]["pixels"])
-    assert here[0]["pixels"].shape == (1, 3, 32, 32)
-
-
 @pytest.mark.parametrize("workers", [0, 2])
-def test_rows_come_decoded_in_order(tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "WORTH", 0.0)
+def test_rows_come_decoded_in_order(tmp_path: Path, workers: int) -> None:
     rows = [picture_row(tmp_path, n) for n in range(9)]
     rows[4].files["image"].write_bytes(b"no picture")
     stamps = {row.files["image"]: stamp_of(row.files["image"]) for row in rows}
@@ -140,25 +130,24 @@ def test_rows_come_decoded_in_order(tmp_path: Path, workers: int, monkeypatch: p
             )
 
 
-@pytest.mark.parametrize(("worth", "processes"), [(0.0, 2), (60.0, 1)])
-def test_workers_start_only_where_decoding_takes_long(
-    tmp_path: Path, worth: float, processes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(ahead, "WORTH", worth)
-    rows = [picture_row(tmp_path, n) for n in range(9)]
+def test_only_a_few_pictures_are_decoded_ahead(tmp_path: Path) -> None:
+    rows = [picture_row(tmp_path, n) for n in range(20)]
     stamps = {row.files["image"]: stamp_of(row.files["image"]) for row in rows}
+    started: list[Path] = []
+
+    @unit(outputs="who")
+    def whose(image: list[Path]) -> torch.Tensor:
+        started.extend(image)
+        return torch.tensor([threading.get_ident()])
+
     job = Job(whose, (), ("who",), (), frozenset({"image"}))
-    got = [
-        values["who"].item() for _, values in decoded([Call(r.id, job, r, {}, {}) for r in rows], [whose], stamps, 1)
-    ]
-    assert len(set(got)) == processes
-    assert got[: ahead.TRIED] == [os.getpid()] * ahead.TRIED
-
-
-@unit(outputs="who")
-def whose(image: list[Path]) -> torch.Tensor:
-    """The process that decodes."""
-    return torch.tensor([os.getpid()])
+    coming = decoded([Call(r.id, job, r, {}, {}) for r in rows], [whose], stamps, 2)
+    _, first = next(coming)
+    assert first["who"].item() != threading.get_ident()
+    time.sleep(0.1)
+    assert len(started) <= 2 * ahead.AHEAD
+    coming.close()
+    assert len(started) <= 2 * ahead.AHEAD + 2
 
 
 @pytest.mark.parametrize(

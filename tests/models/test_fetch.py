@@ -14,6 +14,7 @@ from dsplit.errors import ModelError, UsageError
 from dsplit.models.fetch import fetch_dataset, fetch_model
 from dsplit.models.locate import locate
 from dsplit.recipe import ModelOptions
+from dsplit.training.job import _located
 from tests import tiny
 from tests.hub_stub import Hub
 
@@ -239,6 +240,13 @@ def test_a_list_of_repos_is_fetched(hub):
     found = locate(options, fetch=["vae", "tokenizer", "text_encoder"])
     assert set(found.parts) == {"vae", "tokenizer"}  # text_encoder is not listed, transformer not needed
     assert hub.asked("text_encoder") == hub.asked("transformer") == []
+
+
+def test_training_fetches_the_schedule_it_draws_sigma_from(hub):
+    found = _located(ModelOptions(model="qwen-image"), {"transformer": "denoise"})
+    assert set(found.parts) == {"transformer", "scheduler"}
+    assert found.config("scheduler")["max_shift"] == 0.9
+    assert hub.asked("text_encoder") == hub.asked("vae") == []
 
 
 def dsplit(*arguments: str) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ import torch
 
 from dsplit.errors import DsplitError, TrainingError
 from dsplit.shapes import ragged_axis
-from dsplit.training.rng import permutation
+from dsplit.training.rng import sort_key
 from dsplit.units import Split
 
 Visit = tuple[int, int]  # row number, visit
@@ -70,9 +70,11 @@ class Step:
 class Order:
     """The order of rows: every row `repeat` times per epoch, in batches of one bucket; nothing is dropped.
 
-    What a bucket cannot fill forms a smaller batch. The last step of an epoch takes the batches that are left.
+    A visit has its place by (seed, row id, visit), so that a row more or less does not move the others. What a bucket
+    cannot fill forms a smaller batch. The last step of an epoch takes the batches that are left.
     """
 
+    ids: Sequence[str]
     buckets: Sequence[Hashable]  # of each row
     batch_size: int = 1
     repeat: int = 1
@@ -80,12 +82,12 @@ class Order:
     seed: int = 0
 
     def batches(self, epoch: int) -> list[list[Visit]]:
-        """All batches of an epoch; each stands where the permutation has its first row."""
-        n = len(self.buckets)
+        """All batches of an epoch; each stands where the order has its first row."""
+        visits = [(i, epoch * self.repeat + r) for r in range(self.repeat) for i in range(len(self.ids))]
+        visits.sort(key=lambda v: sort_key(self.seed, "order", self.ids[v[0]], v[1]))
         full: list[list[Visit]] = []
         filling: dict[Hashable, list[Visit]] = {}
-        for k in permutation(n * self.repeat, self.seed, "order", epoch):
-            row, visit = k % n, epoch * self.repeat + k // n
+        for row, visit in visits:
             batch = filling.get(self.buckets[row])
             if batch is None or len(batch) == self.batch_size:
                 batch = filling[self.buckets[row]] = []

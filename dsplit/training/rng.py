@@ -11,13 +11,16 @@ import torch
 
 def derived(*parts: object) -> int:
     """A seed in [0, 2^32) made of `parts`: 32 bits are all that torch's CPU generator looks at."""
-    digest = blake2b("\0".join(map(str, parts)).encode(), digest_size=4)
-    return int.from_bytes(digest.digest(), "big")
+    return int.from_bytes(_digest(parts, 4), "big")
 
 
-def permutation(n: int, *parts: object) -> list[int]:
-    """A permutation of range(n) made of `parts`."""
-    return torch.randperm(n, generator=torch.Generator().manual_seed(derived(*parts))).tolist()
+def sort_key(*parts: object) -> bytes:
+    """16 bytes made of `parts`: what is sorted by them stands in a random order."""
+    return _digest(parts, 16)
+
+
+def _digest(parts: Sequence[object], size: int) -> bytes:
+    return blake2b("\0".join(map(str, parts)).encode(), digest_size=size).digest()
 
 
 @dataclass(frozen=True)

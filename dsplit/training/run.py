@@ -56,6 +56,7 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
     claim_folder(out)
 
     order = Order(
+        job.rows.ids,
         buckets(job.rows, job.task.group_by),
         train.batch_size,
         train.repeat,

@@ -12,6 +12,11 @@ from dsplit.models.registry import registry
 from dsplit.training.batches import Order, Reader, buckets, describe, ragged_axes, stack
 
 
+def order_of(buckets, *args, ids=None, **options):
+    """The order of rows in `buckets`."""
+    return Order(ids or [f"row{i}" for i in range(len(buckets))], buckets, *args, **options)
+
+
 class Few:
     """Rows in memory, with one ragged value."""
 
@@ -45,7 +50,7 @@ class Few:
     seed=st.integers(0, 5),
 )
 def test_every_row_is_visited_repeat_times_per_epoch(rows, batch, repeat, accumulation, seed):
-    order = Order(rows, batch, repeat, accumulation, seed)
+    order = order_of(rows, batch, repeat, accumulation, seed)
     steps = list(order.steps(2 * order.steps_per_epoch))
     assert [s.ends_epoch for s in steps].count(True) == 2
     for epoch in (0, 1):
@@ -64,23 +69,35 @@ def test_every_row_is_visited_repeat_times_per_epoch(rows, batch, repeat, accumu
 
 def test_equal_global_batches_have_equal_rows():
     """Batch 4, and 4 times batch 1, see the same rows in the same steps."""
-    for step, other in zip(Order([0] * 10, 4).steps(6), Order([0] * 10, 1, accumulation=4).steps(6), strict=True):
+    for step, other in zip(order_of([0] * 10, 4).steps(6), order_of([0] * 10, 1, accumulation=4).steps(6), strict=True):
         assert [v for b in step.batches for v in b] == [v for b in other.batches for v in b]
 
 
 def test_case_t02_one_two_and_five_rows_make_four_batches():
-    order = Order([(64, 64)] + [(64, 96)] * 2 + [(96, 64)] * 5, batch_size=4)
+    order = order_of([(64, 64)] + [(64, 96)] * 2 + [(96, 64)] * 5, batch_size=4)
     assert order.counts() == {(64, 64): (1, 1), (64, 96): (2, 1), (96, 64): (5, 2)}
     assert order.steps_per_epoch == 4
     assert sorted(sum(len(b) for b in s.batches) for s in order.steps(4)) == [1, 1, 2, 4]
-    assert Order([0] * 8, batch_size=9).steps_per_epoch == 1
+    assert order_of([0] * 8, batch_size=9).steps_per_epoch == 1
 
 
 def test_epochs_differ_in_order_and_seeds_too():
-    order = Order([0] * 20)
+    order = order_of([0] * 20)
     assert order.batches(0) != order.batches(1)
     assert [v[0] for b in order.batches(0) for v in b] != [v[0] for b in order.batches(1) for v in b]
-    assert Order([0] * 20, seed=1).batches(0) != order.batches(0)
+    assert order_of([0] * 20, seed=1).batches(0) != order.batches(0)
+
+
+def test_a_row_more_leaves_the_order_of_the_others():
+    def visited(ids):
+        order = order_of([0] * len(ids), repeat=2, seed=3, ids=ids)
+        return [(ids[i], visit) for epoch in (0, 1) for ((i, visit),) in order.batches(epoch)]
+
+    ids = [f"row{i}" for i in range(12)]
+    assert visited(ids[::-1]) == visited(ids)  # nor does the place of a row in the data set count
+    more = visited(["first", *ids, "last"])
+    assert [v for v in more if v[0] in ids] == visited(ids)
+    assert visited(ids) != [(i, visit) for visit in range(4) for i in ids]
 
 
 def test_buckets_are_size_and_the_tasks_columns():

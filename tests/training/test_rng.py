@@ -4,7 +4,7 @@ import pytest
 import torch
 from diffusers import QwenImagePipeline
 
-from dsplit.training.rng import Rng, derived, permutation
+from dsplit.training.rng import Rng, derived, sort_key
 
 LIKE = torch.zeros(1, 16, 1, 8, 8)
 
@@ -53,7 +53,7 @@ def test_draws_leave_torchs_own_generator_alone():
     before = torch.get_rng_state()
     one("a").normal("noise", LIKE)
     one("a").seeded([1], ["cpu"], LIKE)
-    permutation(9, "x")
+    sort_key(9, "x")
     assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -78,10 +78,13 @@ def test_rows_without_a_seed_get_new_noise_at_each_visit_unless_fixed():
     assert torch.equal(fixed[0], first)
 
 
-def test_a_permutation_is_one_and_is_repeatable():
-    assert sorted(permutation(50, 1, "order", 0)) == list(range(50))
-    assert permutation(50, 1, "order", 0) == permutation(50, 1, "order", 0)
-    assert permutation(50, 1, "order", 0) != permutation(50, 1, "order", 1)
+def test_sort_keys_shuffle_and_are_repeatable():
+    keys = [sort_key(1, "order", f"row{i}", 0) for i in range(1000)]
+    assert len(set(keys)) == 1000
+    assert keys[0] == sort_key(1, "order", "row0", 0)
+    assert keys[0] != sort_key(1, "order", "row0", 1)
+    order = sorted(range(1000), key=keys.__getitem__)
+    assert abs(sum(order[:500]) / 500 - 499.5) < 60  # no half is made of low numbers
 
 
 def test_derived_separates_its_parts():

@@ -10,6 +10,7 @@ from dsplit.models.family import ModelFamily
 from dsplit.models.model import MODELS, Model, Part, find_part
 from dsplit.models.origins import ALIASES, SYNTAX, Origin, nearest, read_offloaded, read_origins, read_paths
 from dsplit.models.places import Place, class_of, family_of, find_place, no_files, not_here, offline
+from dsplit.models.registry import registry
 from dsplit.recipe import ModelOptions
 
 __all__ = ["MODELS", "Model", "Part", "Place", "family_of", "find_family", "find_place", "locate"]
@@ -18,13 +19,13 @@ __all__ = ["MODELS", "Model", "Part", "Place", "family_of", "find_family", "find
 def locate(options: ModelOptions, *, fetch: Sequence[str] | None = None, hub: str = "modelscope") -> Model:
     """The model that the options name.
 
-    `--model-path` wins over `--model` for the weights; the lists `--model-id-with-origin-paths` and `--model-paths`
-    name all weights there are, and their folders give the parts without weights. A repo id, and a family without
-    weights of its own, lie in ./models/REPO; those of the components `fetch` that are missing or damaged there are
-    fetched from `hub` first, unless HF_HUB_OFFLINE is set.
+    `--model-path` wins over `--model`, which then counts only if it names a family; the lists
+    `--model-id-with-origin-paths` and `--model-paths` name all weights there are, and their folders give the parts
+    without weights. A repo id, and a family without weights of its own, lie in ./models/REPO; those of the components
+    `fetch` that are missing or damaged there are fetched from `hub` first, unless HF_HUB_OFFLINE is set.
     Raises UsageError if no model is named, ModelError if it is not found.
     """
-    places = [find_place(text, hub) for text in (options.model, options.model_path) if text]
+    places = _places(options, hub)
     if options.model_id_with_origin_paths or options.model_paths:
         model = _listed(options, places, fetch or (), hub)
     elif places:
@@ -42,13 +43,21 @@ def locate(options: ModelOptions, *, fetch: Sequence[str] | None = None, hub: st
 
 def find_family(options: ModelOptions) -> ModelFamily:
     """The family that the options name, known before any weights are here. Raises as `locate` does."""
-    places = [find_place(text, options.hub) for text in (options.model, options.model_path) if text]
+    places = _places(options, options.hub)
     named = _named(places)
     if named:
         return named
     if options.model_id_with_origin_paths or options.model_paths or not places:
         return locate(options, hub=options.hub).family
     return family_of(places[-1], options.hub)
+
+
+def _places(options: ModelOptions, hub: str) -> list[Place]:
+    """Where the options look for the model: a `--model` beside `--model-path` counts only if it names a family."""
+    model = options.model
+    if options.model_path and model not in registry().families:
+        model = None
+    return [find_place(text, hub) for text in (model, options.model_path) if text]
 
 
 def _named(places: Iterable[Place]) -> ModelFamily | None:

@@ -92,7 +92,7 @@ class Model:
             if name in self.offloaded:
                 lines.append(f"{need}, but --offload-models lists it; take it off that list for this stage")
             elif name not in self.parts:
-                lines.append(f"{need}, but {self.name} does not have it{self._places()}; add it or fetch it")
+                lines.append(f"{need}, but {self._lacks(name)}")
         if lines:
             raise UsageError("\n".join(lines))
 
@@ -117,6 +117,13 @@ class Model:
             if not part.files and not found:
                 found.append(Problem(str(part.folder), "no weights (*.safetensors)", weights.FETCH_AGAIN))
         return found
+
+    def _lacks(self, component: str) -> str:
+        """What is to be said of an absent component; one that is there is absent only where a list leaves it out."""
+        here = next((f for f in self.looked_in if any((f / component).glob("[!.]*"))), None)
+        if here:
+            return f"the list does not name it; add '{here}:{component}/*.safetensors' to it"
+        return f"{self.name} does not have it{self._places()}; add it or fetch it"
 
     def _places(self) -> str:
         return f" (looked in {', '.join(map(str, self.looked_in))})" if self.looked_in else ""

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,35 +9,13 @@ import pytest
 
 from dsplit.errors import ModelError, UsageError
 from dsplit.models import places
-from dsplit.models.locate import locate
+from dsplit.models.locate import find_family, locate
 from dsplit.models.registry import Registry, registry
 from dsplit.recipe import ModelOptions
 from tests import tiny
+from tests.models.conftest import ALL, refusal
 
-ALL = {"transformer", "vae", "text_encoder", "tokenizer", "scheduler"}
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """An empty working folder, and no network at all."""
-    monkeypatch.chdir(tmp_path)
-
-    def connect(self, address):
-        raise AssertionError(f"asked the network: {address}")
-
-    monkeypatch.setattr(socket.socket, "connect", connect)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-
-
-@pytest.fixture
-def model(tmp_path):
-    return tiny.qwen_image(tmp_path / "a b" / "m:1")
-
-
-def refusal(**options: str) -> str:
-    with pytest.raises(ModelError) as caught:
-        locate(ModelOptions(**options))
-    return str(caught.value)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def test_a_folder_with_its_files_configs_and_family(model):
@@ -72,8 +49,10 @@ def test_the_last_of_model_and_model_path_gives_the_weights(model, tmp_path):
     other = tiny.qwen_image(tmp_path / "other")
     found = locate(ModelOptions(model="qwen-image", model_path=str(model)))
     assert found.part("vae").folder == model / "vae"
-    found = locate(ModelOptions(model=str(other), model_path=str(model)))
-    assert found.part("vae").folder == model / "vae"
+    for first in (str(other), "/nope", "nope", "nope/nope"):
+        options = ModelOptions(model=first, model_path=str(model))
+        assert locate(options).part("vae").folder == model / "vae"
+        assert find_family(options).name == "qwen-image"
     found = locate(ModelOptions(model_path=str(other)))
     assert (found.family.name, found.part("vae").folder) == ("qwen-image", other / "vae")
 

@@ -2,40 +2,17 @@
 
 import json
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
 
-from dsplit.errors import ModelError, UsageError
+from dsplit.errors import UsageError
 from dsplit.models.locate import locate
 from dsplit.recipe import ModelOptions
 from tests import tiny
+from tests.models.conftest import ALL, refusal
 
-ALL = {"transformer", "vae", "text_encoder", "tokenizer", "scheduler"}
-
-
-@pytest.fixture(autouse=True)
-def elsewhere(tmp_path, monkeypatch):
-    """An empty working folder, and no network at all."""
-    monkeypatch.chdir(tmp_path)
-
-    def connect(self, address):
-        raise AssertionError(f"asked the network: {address}")
-
-    monkeypatch.setattr(socket.socket, "connect", connect)
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-
-
-@pytest.fixture
-def model(tmp_path):
-    return tiny.qwen_image(tmp_path / "a b" / "m:1")
-
-
-def refusal(**options: str) -> str:
-    with pytest.raises(ModelError) as caught:
-        locate(ModelOptions(**options))
-    return str(caught.value)
+pytestmark = pytest.mark.usefixtures("elsewhere")
 
 
 def reference(root: Path | str) -> str:
@@ -114,6 +91,21 @@ def test_a_component_may_be_absent_where_it_is_not_needed(model):
     assert caught.value.exit_code == 2
     assert "the unit 'encode_prompt' needs the component 'text_encoder'" in str(caught.value)
     assert f"looked in {model}" in str(caught.value)
+
+
+def test_a_component_that_is_here_but_not_in_the_list(model):
+    vae = f"{model}:vae/*.safetensors"
+    for options in (
+        {"model_id_with_origin_paths": vae},
+        {"model_paths": json.dumps([str(model / "vae" / "diffusion_pytorch_model.safetensors")])},
+    ):
+        found = locate(ModelOptions(model="qwen-image", **options))
+        with pytest.raises(UsageError) as caught:
+            found.require(["vae", "text_encoder"], {"text_encoder": "encode_prompt", "vae": "encode_image"})
+        assert str(caught.value) == (
+            "the unit 'encode_prompt' needs the component 'text_encoder', but the list does not name it; "
+            f"add '{model}:text_encoder/*.safetensors' to it"
+        )
 
 
 def test_an_offloaded_component_that_is_needed(model):

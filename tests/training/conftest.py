@@ -17,12 +17,8 @@ from tests import tiny
 
 
 @pytest.fixture(autouse=True)
-def one_thread():
-    """Bit equality holds at equal thread counts."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def threads(one_thread):
+    """One for all tests here."""
 
 
 def model(**options) -> ModelOptions:

@@ -98,6 +98,7 @@ class TrainOptions:
     rank: int | None = option(None, "LoRA rank.", shown="32", minimum=1)
     alpha: float | None = option(None, "LoRA alpha.", shown="the rank")
     targets: str | None = option(None, "LoRA target modules, comma-separated.", shown="the family's")
+    init_lora: str | None = option(None, "LoRA file to start from, in any of the three formats.")
     lora_format: str = option(
         "diffusers", "diffusers, comfyui or diffsynth.", choices=("diffusers", "comfyui", "diffsynth")
     )

@@ -18,7 +18,7 @@ from dsplit.recipe import CacheOptions, DataOptions, ModelOptions, TrainOptions,
 NAME = "dsplit.toml"
 SHARED = {"model": ModelOptions, "data": DataOptions}
 COMMANDS: dict[str, type] = {"cache": CacheOptions, "train": TrainOptions, "validate": ValidateOptions}
-PATHS = {"data", "metadata", "out", "from_cache", "lora"}
+PATHS = {"data", "metadata", "out", "from_cache", "lora", "init_lora"}
 PERHAPS_PATHS = {"model", "model_path"}  # a path if it is one, seen from the file's folder; else a name
 
 

@@ -24,6 +24,7 @@ RENAMED = {
     "learning-rate": "lr",
     "lora-rank": "rank",
     "lora-target-modules": "targets",
+    "lora-checkpoint": "init-lora",
     "lora-base-model": "trainable",
     "trainable-models": "trainable",
     "use-gradient-checkpointing": "gradient-checkpointing",
@@ -39,7 +40,6 @@ class ReferenceOptions:
     """Options of the reference that need more than another name."""
 
     dataset_base_path: str | None = option(None, "The cache in stage 2, else the data set.", hidden=True)
-    lora_checkpoint: str | None = option(None, "A LoRA to start from.", hidden=True)
     remove_prefix_in_ckpt: str | None = option(None, "Without effect: --lora-format says it.", hidden=True)
     find_unused_parameters: bool = option(False, "Without effect: it is automatic.", hidden=True)
     data_file_keys: str | None = option(None, "Columns that are files; the family knows them.", hidden=True)

@@ -10,7 +10,6 @@ from dsplit.commands.options import Given, takes
 from dsplit.commands.reference import ReferenceOptions
 from dsplit.commands.resolve import resolve
 from dsplit.commands.result import show
-from dsplit.errors import UsageError
 from dsplit.recipe import DataOptions, ModelOptions, TrainOptions
 
 
@@ -21,9 +20,6 @@ def train(given: Given) -> None:
     --from-cache alone takes the cache folder of dsplit.toml, else ./cache.
     """
     model, data, options = resolve("train", given, TrainOptions)
-    if given.get("lora_checkpoint"):
-        raise UsageError("--lora-checkpoint: starting from a LoRA comes later; leave it out, or empty")
-
     check_columns(model, given.get("extra_inputs", ""), "--extra-inputs")
 
     def work() -> Mapping[str, Any]:

@@ -134,18 +134,17 @@ def state(components: Mapping[str, Any], trained: Sequence[str], lora_format: st
 
 def _with_nearest(entry: str, modules: Sequence[str]) -> str:
     """`'to_qq' (nearest: to_q, to_k)`."""
-    tails = _tails(modules)
-    endings = {t.split(".", k)[-1] for t in tails for k in range(t.count(".") + 1)}
+    endings = {t.split(".", k)[-1] for t in tails(modules) for k in range(t.count(".") + 1)}
     near = get_close_matches(entry, sorted(e for e in endings if not e.isdigit()), n=3, cutoff=0.5)
     return f"'{entry}' (nearest: {', '.join(near)})" if near else f"'{entry}'"
 
 
-def _tails(modules: Sequence[str]) -> list[str]:
+def tails(modules: Sequence[str]) -> list[str]:
     """Names without the numbered block that they are in: `blocks.3.attn.to_q` -> `attn.to_q`."""
     return list(dict.fromkeys(re.sub(r"^[a-z_.]+\.\d+\.(?=[a-z])", "", m) for m in modules))
 
 
 def _shown(modules: Sequence[str]) -> str:
-    tails = _tails(modules)
-    more = f" ... and {len(tails) - SHOWN} more" if len(tails) > SHOWN else ""
-    return ", ".join(tails[:SHOWN]) + more
+    found = tails(modules)
+    more = f" ... and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+    return ", ".join(found[:SHOWN]) + more

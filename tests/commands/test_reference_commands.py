@@ -75,7 +75,6 @@ def test_cache_says_once_what_it_ignores(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("train --model qwen-image --lora_checkpoint a.safetensors", "starting from a LoRA comes later"),
         ("train --model qwen-image --extra_inputs edit_image", "--extra-inputs: qwen-image does not read edit_image"),
         ("cache --model qwen-image --data x --extra_inputs image,y", "--extra-inputs: qwen-image does not read y"),
         ("cache --task sft:train", "use `dsplit train --from-cache --task sft`"),

@@ -82,7 +82,7 @@ class CacheOptions:
 
     out: str | None = option(None, "Folder of the cache.", shown="cache")
     name: str = option("default", "Name of this set of rows within the cache.")
-    workers: int = option(2, "Processes that decode pictures ahead of the encoder.", minimum=0)
+    workers: int = option(2, "Threads that decode pictures ahead of the encoder.", minimum=0)
     dry_run: bool = option(False, "Only print the plan: load no weights, write nothing.")
     why: bool = option(False, "The plan, and what changed in the key of each value to encode.")
     probe: bool = option(False, "The plan, and a time from encoding three rows; nothing is kept.")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def manifest_bytes(manifest: Manifest) -> int:
 
 
 def _lines(manifest: Manifest) -> list[bytes]:
-    lines = "".join(_line(asdict(row)) for row in manifest.rows)
+    lines = "".join(_line(vars(row)) for row in manifest.rows)
     header = {"dsplit_manifest": FORMAT, "check": "", **manifest.header, "rows": len(manifest.rows)}
     header["check"] = key_of(_line(header), lines)
     return [_line(header).encode(), lines.encode()]

@@ -11,6 +11,7 @@ from dsplit.cache.keys import code_version
 from dsplit.cache.manifest import Entry, Manifest
 from dsplit.cache.plan import Call, ancestry
 from dsplit.cache.work import Work
+from dsplit.units import Unit
 
 EXAMPLES = 3
 FIRST = "first run under this name"
@@ -62,19 +63,19 @@ class _Comparison:
             return (LOST,)
         split = self._work.planner.split_of(call.row) if call.row else self._work.planner.split
         units, columns = ancestry(call, split)
-        unit = call.job.unit.name
-        if unit not in self._shared:
-            self._shared[unit] = [
-                *self._versions({u.identity: code_version(u) for u in units}),
+        name = call.job.unit.name
+        if name not in self._shared:
+            self._shared[name] = [
+                *(line for unit in units for line in self._code(unit)),
                 *self._components({c for u in units for c in u.components}),
                 *self._dtype(),
             ]
         if not call.row:
-            return tuple(self._shared[unit]) or (NEW_VALUE,)
+            return tuple(self._shared[name]) or (NEW_VALUE,)
         pairs = [(entry, self._before[entry.id]) for entry in users if entry.id in self._before]
         if not pairs:
             return (NEW_ROW,)
-        return (*self._columns(*pairs[0], columns), *self._shared[unit]) or (NEW_VALUE,)
+        return (*self._columns(*pairs[0], columns), *self._shared[name]) or (NEW_VALUE,)
 
     def _columns(self, entry: Entry, before: Entry, columns: Iterable[str]) -> list[str]:
         found = []
@@ -86,13 +87,13 @@ class _Comparison:
                 found.append(f"{name} (source bytes)" if name in self._files else name)
         return found
 
-    def _versions(self, versions: Mapping[str, str]) -> list[str]:
-        before = self._old.header["units"]
-        return [
-            f"version of {name}: {before[name]} -> {version}"
-            for name, version in versions.items()
-            if name in before and before[name] != version
-        ]
+    def _code(self, unit: Unit) -> list[str]:
+        before = self._old.header["units"].get(unit.identity, "").split()
+        now, labels = code_version(unit).split(), [f"module of {unit.identity}", f"version of {unit.identity}"]
+        if before and len(before) != len(now):
+            return [f"library files of {unit.identity}"]
+        found = [f"{label}: {b} -> {n}" for label, b, n in zip(labels, before, now, strict=False) if b != n]
+        return found + [s for s, b, n in zip(unit.sources, before[2:], now[2:], strict=False) if b != n]
 
     def _components(self, names: Iterable[str]) -> list[str]:
         now, before = (m.header["model"]["files"] for m in (self._work.manifest, self._old))

@@ -110,8 +110,14 @@ def test_the_version_of_any_unit_on_the_way(copy: tuple[Path, Path], monkeypatch
     family = registry().family("qwen-image")
     units = tuple(replace(u, version=7) if u.name == load_image.name else u for u in family.units)
     monkeypatch.setitem(registry().families, "qwen-image", replace(family, units=units))  # type: ignore[arg-type]
-    changed = ("encode_image", "version of load_image: dsplit.models.shared 1 -> dsplit.models.shared 7")
+    changed = ("encode_image", "version of load_image: 1 -> 7")
     assert why(copy[1], copy[0]) == {changed: (4, ["2", "3", "4"])}
+
+
+def test_a_library_file_that_a_unit_names(copy: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dsplit.cache.keys._source_digest", lambda source: f"another-{source[:4]}")
+    changed = ("encode_prompt", "diffusers/pipelines/qwenimage/pipeline_qwenimage.py")
+    assert why(copy[1], copy[0]) == {changed: (3, ["2", "3", "5"])}
 
 
 def test_a_value_that_went_away_or_was_never_made(copy: tuple[Path, Path]) -> None:

@@ -138,7 +138,8 @@ class ModelFamily:
         extra = tuple(o for u in self.negative_units for o in u.outputs) if negative else ()
         columns = [c.name for c in self.columns_for(task)] + ["size"]
         for name in trainable:
-            self.component(name)
+            if not self.component(name).weights:
+                raise UsageError(f"--trainable {name}: it has no weights to train")
         wanted = (*task.reads, *self.denoise.outputs, *extra, *(c.name for c in task.columns))
         return split(units, columns=columns, wanted=wanted, drawn=DRAWN, trainable=trainable or self.trainable)
 

@@ -58,7 +58,12 @@ def adapters(
             unmatched |= matched.keys()
         unmatched -= found.keys()
         if not found:
-            faults.append(f"no entry matches a module of {name}")
+            stated = targets is not None or name in own
+            faults.append(
+                f"no entry matches a module of {name}"
+                if stated
+                else f"there are no targets for {name} by default; name some of its modules"
+            )
     if unmatched or faults:
         everything = [m for module in skeletons.values() for m in adaptable(module)]
         faults = [f"nothing matches {_with_nearest(e, everything)}" for e in sorted(unmatched)] + faults

@@ -186,6 +186,13 @@ def test_a_trained_text_encoder_crosses_the_prompt(tmp_path: Path, monkeypatch: 
     assert CachedRows(tmp_path / "cache").columns(0) == {"prompt": "a large red circle number 0"}
 
 
+def test_what_has_no_weights_cannot_be_trained(tmp_path: Path) -> None:
+    metadata = tiny.dataset(tmp_path / "data", 1)
+    with pytest.raises(UsageError, match="--trainable tokenizer: it has no weights to train"):
+        cache(tmp_path / "cache", metadata, trainable="transformer,tokenizer")
+    assert not (tmp_path / "cache" / "manifests").exists()
+
+
 def test_no_file_of_a_cache_is_a_pickle(made: tuple[Path, Path, dict[str, Any]]) -> None:
     files = [p for p in made[1].rglob("*") if p.is_file()]
     assert {p.suffix for p in files} <= {".safetensors", ".jsonl", ".json"}

@@ -84,6 +84,13 @@ def test_an_entry_matches_whole_names_of_layers_only(found, entry):
         adapters({"transformer": skeleton(found, "transformer")}, f"to_q,{entry}", (), ("transformer",))
 
 
+def test_a_component_without_default_targets_is_named(found):
+    with pytest.raises(UsageError, match=r"--targets: there are no targets for vae by default; name some.*\n.* conv1"):
+        adapters({"vae": skeleton(found, "vae")}, None, ("to_q", "to_k"), ("transformer",))
+    plan = adapters({"vae": skeleton(found, "vae")}, "quant_conv", ("to_q",), ("transformer",))
+    assert "quant_conv" in plan["vae"].modules
+
+
 def test_a_text_encoder_has_targets_of_its_own(found):
     parts = {"transformer": skeleton(found, "transformer"), "text_encoder": skeleton(found, "text_encoder")}
     plan = adapters(parts, None, ("to_q", "to_k"), ("transformer",))

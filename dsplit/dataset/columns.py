@@ -140,12 +140,13 @@ def _text(cell: Any, column: Column) -> str | None:
     if not isinstance(cell, str) and not (number and column.kind in ("int", "float")):
         kind = "a number" if number else "a list" if isinstance(cell, list) else "an object"
         kind = "true or false" if isinstance(cell, bool) else kind
-        raise Refusal("wrong type", f"is {kind} ({_short(repr(cell))}), not {_expected(column)}")
+        expected = _expected(column, one=isinstance(cell, list | dict))
+        raise Refusal("wrong type", f"is {kind} ({_short(repr(cell))}), not {expected}")
     text = cell if isinstance(cell, str) else repr(cell)
     if not_utf8(text):
         raise Refusal("not UTF-8", f"{_short(text)!a} is not UTF-8 text", UTF8_REMEDY)
     if column.kind == "file":
-        return text.replace("\\", "/") if text.strip() else ""
+        return text if text.strip() else ""
     return text if column.kind == "text" and not column.choices else text.strip()
 
 
@@ -168,10 +169,12 @@ def _converted(text: str, column: Column) -> Any:
     return value
 
 
-def _expected(column: Column) -> str:
+def _expected(column: Column, *, one: bool) -> str:
+    """What the cell should be, and how to write it; `one`: it holds several."""
     if column.kind in ("int", "float"):
         return "a whole number" if column.kind == "int" else "a number"
-    return ("a path" if column.kind == "file" else "text") + " (put it between quotes)"
+    what, single = ("a path", "one path") if column.kind == "file" else ("text", "one text")
+    return f"{what} ({f'write {single} per row, between quotes' if one else 'put it between quotes'})"
 
 
 def _short(text: str) -> str:

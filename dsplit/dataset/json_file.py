@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +46,14 @@ def read_json(path: Path, source: str) -> Table:
         inside = numbers[bisect_left(numbers, line) : bisect_right(numbers, last)]
         faults = tuple(encoding_fault(source, n, bad[n]) for n in inside)
         records.append(Record(line, {}, faults) if faults else parser.record(value, line))
-    return _table(source, records)
+    shared = Counter(record.line for record in records)
+    return _table(source, [_numbered(r, k) if shared[r.line] > 1 else r for k, r in enumerate(records, 1)])
+
+
+def _numbered(record: Record, item: int) -> Record:
+    """The record, told from the others on its line by its number in the list."""
+    faults = tuple(replace(fault, where=f"{fault.where} (item {item})") for fault in record.faults)
+    return replace(record, item=item, faults=faults)
 
 
 def _table(source: str, records: list[Record]) -> Table:

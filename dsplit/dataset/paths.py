@@ -13,6 +13,13 @@ from dsplit.dataset.faults import Refusal
 Listings = dict[Path, dict[str, str]]  # folder -> folded name -> name
 
 
+def spelled(text: str, base: Path) -> str:
+    """`text` with / separators; as it is where, not on Windows, it names a file with a backslash in its name."""
+    if "\\" not in text or (os.name != "nt" and Path(base, text).is_file()):
+        return text
+    return text.replace("\\", "/")
+
+
 def locate(text: str, base: Path, shown_base: str, listings: Listings) -> Path:
     """The path of an existing, regular, non-empty file that `text` (with / separators) names, seen from `base`.
 

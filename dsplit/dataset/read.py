@@ -16,7 +16,7 @@ from dsplit.console import Progress
 from dsplit.dataset.columns import Cells, match_columns, parse_renames, read_cells, wanted_columns
 from dsplit.dataset.faults import Fault, Refusal, count_reasons, list_lines
 from dsplit.dataset.metadata import read_metadata
-from dsplit.dataset.paths import Listings, locate
+from dsplit.dataset.paths import Listings, locate, spelled
 from dsplit.dataset.rows import Dataset, Row, place, row_id
 from dsplit.dataset.sizes import Size, scaled_size, stated_size, target_size
 from dsplit.dataset.table import Table
@@ -43,6 +43,7 @@ class Draft:
     files: dict[str, Path] = field(default_factory=dict)
     pictures: dict[str, Picture] = field(default_factory=dict)
     size: Size = (0, 0)
+    item: int = 0
 
     @property
     def picture(self) -> Picture:
@@ -78,9 +79,9 @@ def read_dataset(options: DataOptions, columns: Sequence[Column], size_factor: i
 def _read_records(table: Table, columns: Sequence[Column], names: Mapping[str, str]) -> list[Draft]:
     drafts = []
     for record in table.records:
-        where = place(table.source, record.line, record.cells)
+        where = place(table.source, record.line, record.cells, record.item)
         cells = Cells({}, {}, (), ()) if record.faults else read_cells(record, columns, names, where)
-        drafts.append(Draft(record.line, where, cells, [*record.faults, *cells.faults]))
+        drafts.append(Draft(record.line, where, cells, [*record.faults, *cells.faults], item=record.item))
     return drafts
 
 
@@ -91,8 +92,9 @@ def _find_files(drafts: Iterable[Draft], columns: Sequence[Column], base: Path, 
         for name in kept:
             if name not in draft.cells.written:
                 continue
+            text = draft.cells.written[name] = draft.cells.values[name] = spelled(draft.cells.written[name], base)
             try:
-                draft.files[name] = locate(draft.cells.written[name], base, shown_base, listings)
+                draft.files[name] = locate(text, base, shown_base, listings)
             except Refusal as refusal:
                 draft.faults.append(refusal.at(draft.where, f"{name} "))
 
@@ -188,6 +190,7 @@ def _rows(table: Table, drafts: Iterable[Draft]) -> Iterable[Row]:
             files=draft.files,
             image_size=draft.picture.size,
             size=draft.size,
+            item=draft.item,
         )
         seen[first] += 1
 
@@ -208,6 +211,6 @@ def _warnings(drafts: Sequence[Draft]) -> list[Problem]:
 
 
 def _list(drafts: Sequence[Draft]) -> str:
-    if drafts[0].line:
+    if drafts[0].line and not any(d.item for d in drafts):
         return list_lines([d.line for d in drafts])
     return ", ".join(d.where for d in drafts)

@@ -21,7 +21,8 @@ class Row:
     id: 32 hex digits, blake2b over the row's columns as written and its occurrence number among identical rows.
     source: the metadata file or folder, as the user gave it. line: physical line in it (the header is 1), 0 for a
     plain folder. columns: typed values by canonical name; a file column holds the path as written, with / separators.
-    files: absolute path per file column. image_size: W, H of the picture as shown. size: target W, H.
+    files: absolute path per file column. image_size: W, H of the picture as shown. size: target W, H. item: its number
+    in a JSON list where several begin on that line, else 0.
     """
 
     id: str
@@ -31,11 +32,12 @@ class Row:
     files: Mapping[str, Path]
     image_size: tuple[int, int]
     size: tuple[int, int]
+    item: int = 0
 
     @property
     def place(self) -> str:
         """Where an editor finds the row: `data/metadata.csv:17`, or the picture of a plain folder."""
-        return place(self.source, self.line, self.columns)
+        return place(self.source, self.line, self.columns, self.item)
 
 
 @dataclass(frozen=True)
@@ -47,9 +49,11 @@ class Dataset:
     warnings: tuple[Problem, ...]
 
 
-def place(source: str, line: int, cells: Mapping[str, Any]) -> str:
-    """`source:line`, or the path of the picture where there are no lines."""
-    return f"{source}:{line}" if line else str(Path(source, str(cells.get("image", ""))))
+def place(source: str, line: int, cells: Mapping[str, Any], item: int = 0) -> str:
+    """`source:line`, `source:line (item 3)`, or the path of the picture where there are no lines."""
+    if not line:
+        return str(Path(source, str(cells.get("image", ""))))
+    return f"{source}:{line} (item {item})" if item else f"{source}:{line}"
 
 
 def row_id(written: Mapping[str, str], occurrence: int) -> str:

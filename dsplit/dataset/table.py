@@ -15,11 +15,15 @@ UTF8_REMEDY = "save the file as UTF-8 (an editor on Windows may have written it 
 
 @dataclass(frozen=True)
 class Record:
-    """One record. line: its first physical line, 0 in a folder. cells: by the names found. faults: unusable if any."""
+    """One record. line: its first physical line, 0 in a folder. cells: by the names found. faults: unusable if any.
+
+    item: its number in the list, from 1, where others begin on the same line; else 0.
+    """
 
     line: int
     cells: Mapping[str, Any]
     faults: tuple[Fault, ...] = ()
+    item: int = 0
 
 
 @dataclass(frozen=True)

@@ -101,8 +101,8 @@ def test_cells_that_are_no_texts(folder: Path) -> None:
     assert [f.split(";")[0] for f in found] == [
         "1: prompt is a number (7), not text (put it between quotes)",
         "2: prompt is a number (nan), not text (put it between quotes)",
-        "3: prompt is a list (['x', 'y']), not text (put it between quotes)",
-        "4: image is a list (['a.png']), not a path (put it between quotes)",
+        "3: prompt is a list (['x', 'y']), not text (write one text per row, between quotes)",
+        "4: image is a list (['a.png']), not a path (write one path per row, between quotes)",
         "5: prompt is true or false (True), not text (put it between quotes)",
         "6: prompt 'half \\ud83d pair' is not UTF-8 text",
     ]
@@ -138,6 +138,19 @@ def test_items_of_a_list_that_are_no_objects(folder: Path) -> None:
     text = '[{"image":"a.png","prompt":"x"},\nnull,\n{"image":"b.png","image":"c.png"}]'
     found = faults(metadata(folder, text, "metadata.json"))
     assert [f.split(";")[0] for f in found] == ["2: null, not an object", "3: the object has 'image' more than once"]
+
+
+def test_items_that_share_a_line_are_told_apart_by_their_number(folder: Path) -> None:
+    text = '[{"image":"a.png","prompt":"x"},{"image":"no.png","prompt":"x"},{"image":"b.png"},null,\n{"image":"c"}]'
+    path = metadata(folder, text, "metadata.json")
+    found = [f.split(";")[0] for f in faults(path)]
+    assert found[:2] == [f"1 (item 2): image 'no.png' not found under '{folder}'", "1 (item 4): null, not an object"]
+    assert found[2].startswith("2: image 'c' not found")
+    data = read(path, skip_bad=True)
+    assert [r.place for r in data.rows] == [f"{path}:1 (item 1)", f"{path}:1 (item 3)"]
+    assert [str(w) for w in data.warnings] == [
+        f"{path}:1 (item 3): empty prompt, used as an empty text: {path}:1 (item 3)"
+    ]
 
 
 @pytest.mark.parametrize(("name", "content"), [("e.jsonl", ""), ("e.json", "[]"), ("e.json", " \n"), ("e.jsonl", "\n")])

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dsplit.dataset import read_dataset
+from dsplit.recipe import DataOptions
 from tests.dataset.make import COLUMNS, faults, metadata, pictures, read
 
 
@@ -36,6 +38,18 @@ def test_accepted_spellings(folder: Path) -> None:
 def test_backslashes_and_slashes_are_one_spelling_to_the_id(folder: Path) -> None:
     ids = [read(csv(folder, path)).rows[0].id for path in ("images\\a.png", "images/a.png", "images/b.png")]
     assert ids[0] == ids[1] != ids[2]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there a backslash is a separator")
+def test_a_file_with_a_backslash_in_its_name_is_found_as_written(folder: Path) -> None:
+    (folder / "images" / "b.png").rename(folder / "images\\b.png")
+    data = read(csv(folder, "images\\a.png", "images\\b.png"))
+    assert [r.files["image"] for r in data.rows] == [folder / "images" / "a.png", folder / "images\\b.png"]
+    assert [r.columns["image"] for r in data.rows] == ["images/a.png", "images\\b.png"]
+    (folder / "metadata.csv").unlink()
+    (folder / "images\\b.txt").write_text("a caption")
+    (plain,) = read_dataset(DataOptions(data=str(folder), skip_bad=True), COLUMNS, 16).rows
+    assert (plain.files["image"], plain.columns["prompt"]) == (folder / "images\\b.png", "a caption")
 
 
 def test_all_missing_files_are_named_at_once(folder: Path) -> None:

@@ -171,6 +171,7 @@ def write_toml(folder: Path, stated: Mapping[str, Any], *, overwrite: bool) -> s
 
     One that is there is left as it is unless `overwrite`.
     """
+    from dsplit.cache.files import write_file
     from dsplit.console import warn
 
     path = folder / NAME
@@ -183,9 +184,7 @@ def write_toml(folder: Path, stated: Mapping[str, Any], *, overwrite: bool) -> s
         section: {f.name: _seen_from(folder, f.name, stated[f.name]) for f in fields(group) if f.name in stated}
         for section, group in (("model", ModelOptions), ("data", DataOptions))
     }
-    part = path.with_name(f".{NAME}.{os.getpid()}.part")
-    part.write_text(template(sections), encoding="utf-8")
-    os.replace(part, path)
+    write_file(path, [template(sections).encode()])
     return str(path)
 
 

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
+
+from dsplit.cache.files import write_file
+from dsplit.console import warn
+from dsplit.errors import CacheError, TrainingError
 
 METRICS, PICTURE = "metrics.jsonl", "loss.png"
 REDRAW_SECONDS = 60.0
@@ -25,7 +31,10 @@ def smooth(losses: Sequence[float]) -> list[float]:
 
 
 class Metrics:
-    """Writes `metrics.jsonl` line by line, so that a killed run keeps every step, and draws `loss.png`."""
+    """Writes `metrics.jsonl` line by line, so that a killed run keeps every step, and draws `loss.png`.
+
+    Raises TrainingError if a line cannot be written; of a picture that cannot, it only warns.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.path, self.picture = folder / METRICS, folder / PICTURE
@@ -34,14 +43,16 @@ class Metrics:
         self._drawn = time.monotonic()
 
     def __enter__(self) -> Metrics:
-        self._file = self.path.open("w", encoding="utf-8")
+        with self._in_words():
+            self._file = self.path.open("w", encoding="utf-8")
         return self
 
     def write(self, **figures: Any) -> None:
         """Adds a line: step (from 1), epoch (from 0), loss, lr and more; floats keep every bit."""
         assert self._file is not None
-        self._file.write(json.dumps(figures, allow_nan=False) + "\n")
-        self._file.flush()
+        with self._in_words():
+            self._file.write(json.dumps(figures, allow_nan=False) + "\n")
+            self._file.flush()
         self.losses.append(figures["loss"])
         if time.monotonic() - self._drawn > REDRAW_SECONDS:
             self.draw()
@@ -59,13 +70,25 @@ class Metrics:
         axes.plot(steps, smooth(self.losses), color="tab:blue", label="smoothed")
         axes.set(xlabel="optimiser step", ylabel="loss", xlim=(1, max(2, len(self.losses))))
         axes.legend()
-        temporary = self.picture.with_name(f".{self.picture.name}.tmp")
-        figure.savefig(temporary, format="png", dpi=120)
-        temporary.replace(self.picture)
+        png = io.BytesIO()
+        figure.savefig(png, format="png", dpi=120)
         self._drawn = time.monotonic()
+        try:
+            write_file(self.picture, [png.getvalue()])
+        except CacheError as error:
+            warn(str(error))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
         assert self._file is not None
-        self._file.close()
+        with contextlib.suppress(OSError):  # a full disk refuses the last line again, which `write` has told of
+            self._file.close()
         if self.losses:
             self.draw()
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = error.strerror or error
+            raise TrainingError(f"{self.path}: cannot write it: {reason}; checkpoints on disk are kept") from error

@@ -14,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from dsplit.cli import main
+from dsplit.commands.prepare import write_toml
 from dsplit.commands.template import LEFT_OUT, SECTIONS, template
+from dsplit.errors import CacheError
 from dsplit.recipe import DataOptions, ModelOptions
 from tests import tiny
 from tests.commands.parsing import resolved
@@ -207,3 +209,11 @@ def test_a_failed_fetch_is_an_error(here: Path, tiny_files: dict[str, bytes]) ->
         assert "Traceback" not in done.stderr
     assert done.stdout == ""
     assert not (here / "dsplit.toml").exists()
+
+
+def test_settings_that_cannot_be_written_are_told_in_words(tmp_path: Path) -> None:
+    (tmp_path / "dsplit.toml" / "in the way").mkdir(parents=True)
+    with pytest.raises(CacheError, match=r"dsplit\.toml: cannot write it: Is a directory"):
+        write_toml(tmp_path, {"model": "qwen-image"}, overwrite=True)
+    assert [p.name for p in tmp_path.iterdir()] == ["dsplit.toml"]
+

@@ -16,8 +16,9 @@ from PIL import Image
 import dsplit.demo
 from dsplit.commands.resolve import resolve
 from dsplit.demo import write_demo
-from dsplit.errors import UsageError
+from dsplit.errors import DsplitError, UsageError
 from dsplit.recipe import TrainOptions, ValidateOptions
+from tests.cache.runs import child
 from tools.make_demo_data import COLORS, PAPER, main
 
 SOURCE = Path(dsplit.demo.__file__).parent
@@ -38,6 +39,23 @@ def corners(picture: np.ndarray) -> np.ndarray:
     """The mean colour of each corner: (4, 3)."""
     first, last = slice(0, CORNER), slice(-CORNER, None)
     return np.array([picture[y, x].reshape(-1, 3).mean(0) for y in (first, last) for x in (first, last)])
+
+
+def test_a_disk_that_takes_no_demo_is_told_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DsplitError, match=r"file/demo: cannot write the demo there: Not a directory; ") as error:
+        write_demo(tmp_path / "file" / "demo")
+    assert len(str(error.value).splitlines()) == 1
+
+    def on_a_full_disk() -> None:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        with pytest.raises(DsplitError, match="cannot write the demo there: File too large") as error:
+            write_demo(tmp_path / "demo")
+        assert len(str(error.value).splitlines()) == 1
+
+    assert child(on_a_full_disk) == 0
 
 
 def test_the_demo_is_written_whole_and_writable(tmp_path: Path) -> None:

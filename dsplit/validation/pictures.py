@@ -7,14 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw
 
 from dsplit.cache.files import write_file
 from dsplit.errors import CacheError, DsplitError
+from dsplit.validation.letters import Font, font, font_for, readable, wrap, wrap_short
 
 SMALL, LARGE = 256, 512  # a picture is shown with its longer side between these, in pixels
 WIDTH = 1680  # of a grid of several columns, at most
 MARGIN, GAP, LINE = 28, 8, 22
+SIZE, LINES = 17, 4  # of the letters of a caption, and its lines at most; the report shows all of it
+Caption = tuple[list[str], Font]
 PAGE, CARD, TEXT, FAINT = "#eceef1", "#ffffff", "#16181d", "#5f6673"
 
 
@@ -67,19 +70,20 @@ def grid(pairs: Sequence[Pair], title: str, subtitle: str) -> Image.Image:
     tile = shown(Image.open(pairs[0].base)).size
     inner = 2 * tile[0] + GAP
     across = max(1, min(len(pairs), (WIDTH - MARGIN) // (inner + 3 * MARGIN)))
-    captions = [wrap(f"{p.prompt}  (seed {p.seed})", font(17), inner) for p in pairs]
-    lines = max(map(len, captions))
+    captions = [_caption(pair, k, inner) for k, pair in enumerate(pairs, 1)]
+    lines = max(len(lines) for lines, _ in captions)
     card = (inner + 2 * MARGIN, LINE + 6 + tile[1] + 12 + LINE * lines + 2 * 20)
     down = -(-len(pairs) // across)
     width = MARGIN + across * (card[0] + MARGIN)
-    heading = "\n".join(wrap(title, font(26), width - 2 * MARGIN))
-    details = "\n".join(wrap(subtitle, font(17), width - 2 * MARGIN))
-    below_heading = MARGIN + 32 * (heading.count("\n") + 1) + 4
-    header = below_heading + LINE * (details.count("\n") + 1) + 14
+    title, large = readable(title, 26)
+    subtitle, small = readable(subtitle, SIZE)
+    heading, details = wrap(title, large, width - 2 * MARGIN), wrap(subtitle, small, width - 2 * MARGIN)
+    below_heading = MARGIN + 32 * len(heading) + 4
+    header = below_heading + LINE * len(details) + 14
     page = Image.new("RGB", (width, header + down * (card[1] + MARGIN)), PAGE)
     pen = ImageDraw.Draw(page)
-    pen.multiline_text((MARGIN, MARGIN - 6), heading, fill=TEXT, font=font(26))
-    pen.multiline_text((MARGIN, below_heading), details, fill=FAINT, font=font(17))
+    _write(pen, (MARGIN, MARGIN - 6), heading, large, 32, TEXT)
+    _write(pen, (MARGIN, below_heading), details, small, LINE, FAINT)
     for k, (pair, caption) in enumerate(zip(pairs, captions, strict=True)):
         row, column = divmod(k, across)
         corner = (MARGIN + column * (card[0] + MARGIN), header + row * (card[1] + MARGIN))
@@ -90,7 +94,7 @@ def grid(pairs: Sequence[Pair], title: str, subtitle: str) -> Image.Image:
 def _draw_card(
     page: Image.Image,
     pair: Pair,
-    caption: list[str],
+    caption: Caption,
     corner: tuple[int, int],
     card: tuple[int, int],
     tile: tuple[int, int],
@@ -105,26 +109,22 @@ def _draw_card(
         page.paste(shown(Image.open(path).convert("RGB")), (left, top))
         # a white picture on a white card needs an edge to be seen
         pen.rectangle((left - 1, top - 1, left + tile[0], top + tile[1]), outline="#d4d8de")
-    pen.multiline_text((x + MARGIN, top + tile[1] + 12), "\n".join(caption), fill=TEXT, font=font(17), spacing=5)
+    _write(pen, (x + MARGIN, top + tile[1] + 12), *caption, LINE, TEXT)
 
 
-def wrap(text: str, letters: ImageFont.FreeTypeFont | ImageFont.ImageFont, width: int) -> list[str]:
-    """`text` in lines of at most `width` pixels, broken at spaces, within a word only where it is too wide."""
-    lines = [""]
-    for word in text.split():
-        candidate = f"{lines[-1]} {word}".strip()
-        if letters.getlength(candidate) <= width:
-            lines[-1] = candidate
-            continue
-        if lines[-1]:
-            lines.append("")
-        for letter in word:
-            if letters.getlength(lines[-1] + letter) > width:
-                lines.append("")
-            lines[-1] += letter
-    return lines
+def _caption(pair: Pair, number: int, width: int) -> Caption:
+    """The lines below a pair, cut to LINES: one prompt of a page must not make every card as high."""
+    prompt = pair.prompt if pair.prompt.strip() else "(empty prompt)"
+    end = f" (seed {pair.seed})"
+    letters = font_for(prompt + end, SIZE)
+    if letters is None:
+        prompt, letters = f"(prompt {number}: see report.html)", font(SIZE)
+    return wrap_short(prompt, end, letters, width, LINES), letters
 
 
-def font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    """Pillow's own font, so that a grid looks the same on every machine."""
-    return ImageFont.load_default(size)
+def _write(
+    pen: ImageDraw.ImageDraw, corner: tuple[int, int], lines: Sequence[str], letters: Font, pitch: int, colour: str
+) -> None:
+    """Lines on baselines `pitch` pixels apart, whatever the height of the font."""
+    for k, line in enumerate(lines):
+        pen.text((corner[0], corner[1] + pitch * k + round(pitch * 0.75)), line, fill=colour, font=letters, anchor="ls")

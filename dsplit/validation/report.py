@@ -92,7 +92,7 @@ def _card(pair: Pair) -> str:
         sides.append(
             f'<figure><figcaption>{label}</figcaption><img{kind} alt="{alt}" src="{_embedded(path)}"></figure>'
         )
-    prompt = html.escape(pair.prompt) or "(empty prompt)"
+    prompt = html.escape(pair.prompt if pair.prompt.strip() else "(empty prompt)")
     return (
         f'<article class="card"><div class="sides">{"".join(sides)}</div>'
         f'<p class="prompt">{prompt}</p><p class="faint">seed {pair.seed}</p></article>'

@@ -4,10 +4,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFont
 
 from dsplit.errors import DsplitError
-from dsplit.validation.pictures import Pair, font, grid, save, save_png, shown, wrap
+from dsplit.validation.letters import font, font_for
+from dsplit.validation.pictures import Pair, grid, save, save_png, shown
 
 
 def pair(folder: Path, k: int, prompt: str = "a cat", size: tuple[int, int] = (64, 64)) -> Pair:
@@ -38,22 +39,33 @@ def test_without_lora_stands_left_of_with_lora(tmp_path: Path) -> None:
     assert left[:, 1].max() < right[:, 1].min()
 
 
-def test_a_long_prompt_makes_the_card_higher_and_is_not_cut(tmp_path: Path) -> None:
+def below_pictures(page: Image.Image) -> bytes:
+    """The pixels below the last row of pictures."""
+    bottom = np.argwhere((np.asarray(page) == (10, 20, 200)).all(-1))[:, 0].max()
+    return page.crop((0, bottom + 3, page.width, page.height)).tobytes()
+
+
+def test_a_long_prompt_makes_the_cards_at_most_four_lines_high(tmp_path: Path) -> None:
     short = grid([pair(tmp_path, 0)], "t", "s")
-    words = "a very long prompt that goes on and on " * 6
-    lines = wrap(f"{words} (seed 3)", font(17), 2 * 256 + 8)
-    long = grid([pair(tmp_path, 0, words)], "t", "s")
-    assert len(lines) > 3
-    assert long.height == short.height + 22 * (len(lines) - 1)
-    assert long.width == short.width
+    for words, lines in (("a long prompt " * 6, 2), ("a very long prompt " * 12, 4), ("a very long prompt " * 100, 4)):
+        long = grid([pair(tmp_path, 0, words)], "t", "s")
+        assert (long.width, long.height) == (short.width, short.height + 22 * (lines - 1))
 
 
-def test_wrap_keeps_every_letter_within_the_width() -> None:
-    text = "short " + "x" * 90 + " end"
-    lines = wrap(text, font(17), 120)
-    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
-    assert all(font(17).getlength(line) <= 120 for line in lines)
-    assert wrap("", font(17), 120) == [""]
+def test_an_empty_prompt_is_told(tmp_path: Path) -> None:
+    for prompt in ("", " \n"):
+        page = grid([pair(tmp_path, 0, prompt)], "t", "s")
+        assert below_pictures(page) == below_pictures(grid([pair(tmp_path, 0, "(empty prompt)")], "t", "s"))
+
+
+def test_letters_that_no_font_here_has_point_to_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert isinstance(font(17), ImageFont.FreeTypeFont)
+    monkeypatch.setattr("dsplit.validation.letters.machine_fonts", lambda: ())
+    font_for.cache_clear()
+    page = grid([pair(tmp_path, 0, "\u732b in ink")], "\u732b", "s")
+    same = grid([pair(tmp_path, 0, "(prompt 1: see report.html)")], r"\u732b", "s")
+    font_for.cache_clear()
+    assert page.tobytes() == same.tobytes()
 
 
 def test_small_pictures_grow_by_a_whole_factor_and_large_ones_shrink() -> None:

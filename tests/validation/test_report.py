@@ -2,6 +2,7 @@
 
 import base64
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -60,6 +61,12 @@ def test_what_the_user_typed_is_text_never_markup(tmp_path: Path) -> None:
     assert "script" not in {t for t, _ in read.tags}
     assert read.text.count(NASTY) == 6  # title, heading, subtitle, prompt, name and value of the setting
     assert [a["alt"] for t, a in read.tags if t == "img"] == [f"{NASTY}, without LoRA", f"{NASTY}, with LoRA"]
+
+
+def test_an_empty_prompt_is_told(tmp_path: Path) -> None:
+    for prompt in ("", " "):
+        (one,) = pairs(tmp_path)
+        assert Reader(page("t", "s", [replace(one, prompt=prompt)], {})).text.count("(empty prompt)") == 1
 
 
 def test_small_pictures_keep_hard_edges_and_large_ones_do_not(tmp_path: Path) -> None:

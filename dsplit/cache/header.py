@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
-from dsplit.cache.keys import code_version, digest_of
+from dsplit.cache.keys import below, code_version, digest_of, file_digest
 from dsplit.cache.plan import Planner
+from dsplit.errors import CacheError
 from dsplit.models.model import Model
 from dsplit.recipe import DataOptions, ModelOptions, stated
 
 LIBRARIES = ("dsplit", "torch", "diffusers", "transformers", "safetensors", "pillow", "numpy")
+KINDS: dict[str, type] = {  # of what later runs read
+    "family": str,
+    "task": str,
+    "trainable": list,
+    "dtype": str,
+    "units": dict,
+    "columns": list,
+    "empty_prompt": dict,
+    "rows": int,
+}
 
 
 def header_of(
@@ -41,6 +54,7 @@ def header_of(
             "name": model.name,
             "components": {name: digest_of(files) for name, files in parts.items()},
             "files": {name: dict(files) for name, files in parts.items()},
+            "sizes": {name: _sizes(model, name) for name in parts},
         },
         "units": {unit.name: code_version(unit) for unit in planner.split.stage1},
         "values": list(planner.split.boundary),
@@ -50,6 +64,55 @@ def header_of(
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}},
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+
+
+def check_header(path: Path, header: Mapping[str, Any]) -> None:
+    """Raises CacheError unless the header of the manifest at `path` says all that training reads in it."""
+    model = header.get("model", {})
+    good = all(isinstance(header.get(name), kind) for name, kind in KINDS.items())
+    good = good and all(isinstance(name, str) for list_ in ("trainable", "columns") for name in header[list_])
+    good = good and isinstance(model, dict) and isinstance(model.get("name"), str)
+    good = good and _is_table(model.get("files"), str) and _is_table(model.get("sizes"), int)
+    if not good:
+        raise CacheError(f"{path}: its first line is not what dsplit writes; run `dsplit cache` again")
+    if not header["rows"]:
+        raise CacheError(f"{path}: has no rows; run `dsplit cache` again")
+
+
+def _is_table(value: Any, kind: type) -> bool:
+    """True for `{component: {file: kind}}`."""
+    if not isinstance(value, dict) or not all(isinstance(files, dict) for files in value.values()):
+        return False
+    return all(isinstance(entry, kind) for files in value.values() for entry in files.values())
+
+
+def model_differences(header: Mapping[str, Any], model: Model) -> list[str]:
+    """`vae/config.json: cached 1f0c..., requested 93aa...`, per file of `model` that is not as it made the cache.
+
+    Weight files are compared by their size, without opening them; all others by their bytes. Stage 2 needs neither, so
+    what is absent on either side does not count.
+    """
+    found = []
+    for name, files in header["model"]["files"].items():
+        if name not in model.parts:
+            continue
+        for path in model.files(name):
+            file = below(path, model.parts[name].folder)
+            before: str = files.get(file, "")
+            size = header["model"]["sizes"].get(name, {}).get(file)
+            with contextlib.suppress(OSError):
+                if path.suffix == ".safetensors":
+                    before, now = (f"{size} bytes" if size is not None else ""), f"{path.stat().st_size} bytes"
+                else:
+                    now = file_digest(path) if before else ""
+                if before and before != now:
+                    found.append(f"{name}/{file}: cached {before}, requested {now}")
+    return found
+
+
+def _sizes(model: Model, name: str) -> dict[str, int]:
+    folder = model.parts[name].folder
+    return {below(path, folder): path.stat().st_size for path in model.files(name)}
 
 
 def _version(name: str) -> str:

@@ -153,7 +153,7 @@ def component_files(model: Model, names: Iterable[str], digests: Digests) -> dic
             files = digests.of(model.files(name))
         except OSError as error:
             raise ModelError(f"{error.filename}: cannot be read: {error.strerror}") from error
-        result[name] = {_below(path, folder): digest for path, digest in files.items()}
+        result[name] = {below(path, folder): digest for path, digest in files.items()}
     return result
 
 
@@ -185,7 +185,8 @@ def content_digest(entries: Sequence[tuple[str, str, str, int]]) -> str:
     return key_of(*(part for entry in sorted(entries) for part in map(str, entry)))
 
 
-def _below(path: Path, folder: Path) -> str:
+def below(path: Path, folder: Path) -> str:
+    """The name of a component's file, as seen from its folder."""
     return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.name
 
 

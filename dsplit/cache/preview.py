@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsplit.cache.estimate import component_bytes, file_bytes, free_bytes, value_bytes, warn_of_full_disk
+from dsplit.cache.header import check_header
 from dsplit.cache.manifest import Manifest, manifest_bytes, read_manifest
 from dsplit.cache.plan import Call, groups
 from dsplit.cache.reasons import reasons
@@ -101,8 +102,12 @@ def _counter(work: Work, missing: Sequence[Call]) -> Callable[[str], int] | None
 
 def _earlier(path: Path) -> Manifest | None:
     """The manifest that will be replaced, if there is one that can be read."""
+    if not path.is_file():
+        return None
     try:
-        return read_manifest(path) if path.is_file() else None
+        manifest = read_manifest(path)
+        check_header(path, manifest.header)
+        return manifest
     except CacheError as error:
         warn(f"{error}; so --why has nothing to compare with")
         return None

@@ -6,6 +6,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dsplit.cache.header import check_header
 from dsplit.cache.manifest import find_manifest, read_manifest
 from dsplit.cache.store import Store
 from dsplit.errors import CacheError
@@ -25,8 +26,10 @@ class CachedRows:
     """
 
     def __init__(self, folder: Path, name: str = "default", *, skip_bad: bool = False) -> None:
-        manifest = read_manifest(find_manifest(folder, name))
+        path = find_manifest(folder, name)
+        manifest = read_manifest(path)
         self.header: Mapping[str, Any] = manifest.header
+        check_header(path, self.header)
         self._folder = folder
         self._store = Store(folder)
         self._rows = [row for row in manifest.rows if all(key in self._store for key in row.keys.values())]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from dsplit.cache.header import model_differences
 from dsplit.cache.plan import Planner
 from dsplit.cache.rows import CachedRows
 from dsplit.console import warn
@@ -78,7 +79,14 @@ def cached_job(model: ModelOptions, data: DataOptions, train: TrainOptions, devi
     trained = tuple(header["trainable"])
     loaded = _needed(family, task, trained, stage1=False)
     dtype = pick_dtype(header["dtype"], device)
-    return Job(family, task, trained, _located(model, loaded), dtype, loaded, rows, header)
+    found = _located(model, loaded)
+    if differing := model_differences(header, found):
+        lines = "\n".join(f"  {line}" for line in differing)
+        raise CacheError(
+            f"{folder}: the cache was made with another model than {found.name}\n{lines}\n"
+            "run `dsplit cache` with this model, or train with the one of the cache"
+        )
+    return Job(family, task, trained, found, dtype, loaded, rows, header)
 
 
 def live_job(model: ModelOptions, data: DataOptions, train: TrainOptions, device: torch.device) -> Job:

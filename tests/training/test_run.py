@@ -16,6 +16,7 @@ from dsplit.commands.resolve import build
 from dsplit.errors import CacheError, TrainingError, UsageError
 from dsplit.recipe import DataOptions, TrainOptions
 from dsplit.training.run import run_train
+from tests import tiny
 from tests.training.conftest import loras, losses, make, metrics, model
 
 UNUSED = ("attn.add_q_proj", "attn.to_add_out", "txt_mlp.net")  # the last block's text side goes nowhere
@@ -259,6 +260,17 @@ def test_a_cache_of_another_job_is_refused_with_every_difference(three, tmp_path
     assert "task: cached sft, requested direct_distill" in str(caught.value)
     assert "trainable: cached transformer, requested transformer,text_encoder" in str(caught.value)
     assert "dtype: cached float32, requested bfloat16" in str(caught.value)
+
+
+def test_a_cache_of_another_model_is_refused_before_anything_loads(three, tmp_path, monkeypatch):
+    monkeypatch.setattr("dsplit.training.run.load_component", None)
+    folder = tiny.qwen_image(tmp_path / "model")
+    config = folder / "vae" / "config.json"
+    config.write_text(config.read_text() + "\n")
+    with pytest.raises(CacheError, match=r"another model than .*\n  vae/config.json: cached \w{32}, req") as caught:
+        three.train(tmp_path / "o", model=model(model=str(folder)))
+    assert "run `dsplit cache` with this model" in str(caught.value)
+    assert not (tmp_path / "o").exists()
 
 
 def test_what_was_not_stated_comes_from_the_cache(tmp_path):

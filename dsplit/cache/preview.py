@@ -15,7 +15,7 @@ from dsplit.cache.manifest import Manifest, manifest_bytes, read_manifest
 from dsplit.cache.plan import Call, groups
 from dsplit.cache.reasons import reasons
 from dsplit.cache.store import Store
-from dsplit.cache.work import Work, buckets, find_work
+from dsplit.cache.work import Work, buckets, find_work, warn_of_cut_captions
 from dsplit.console import warn
 from dsplit.errors import CacheError
 from dsplit.models.load import load_component
@@ -35,6 +35,7 @@ def preview(
     store = Store(folder)
     for path in store.damaged:
         warn(f"{path}: damaged; its values count as missing")
+    warn_of_cut_captions(work, store)
     missing = work.plan.missing(store)
     sizes = value_bytes(missing, work.model.names(), work.dtype, _counter(work, missing))
     bytes_, free = sizes.total(), free_bytes(folder)

@@ -19,7 +19,7 @@ from dsplit.cache.plan import Call, Plan
 from dsplit.cache.preview import preview
 from dsplit.cache.stage1 import Stage1
 from dsplit.cache.store import Store
-from dsplit.cache.work import find_work
+from dsplit.cache.work import find_work, warn_of_cut_captions
 from dsplit.console import Progress, say, warn
 from dsplit.errors import CacheError, DataError, Problem
 from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
@@ -55,6 +55,7 @@ def run_cache(
         missing = plan.missing(store)
         size = sum(value_bytes(missing, work.model.names(), work.dtype).values())
         say(_work_line(plan, missing, size, folder))
+        warn_of_cut_captions(work, store)
         warn_of_full_disk(folder, size)
         stage = Stage1(
             plan, work.model, store, work.dtype, work.device, work.digests.stamps, cache.workers, model.threads

@@ -15,15 +15,13 @@ from dsplit.cache.encode import encode
 from dsplit.cache.keys import Stamp
 from dsplit.cache.plan import Call, Plan, groups
 from dsplit.cache.store import Store, Writer
-from dsplit.console import Progress, warn
+from dsplit.console import Progress
 from dsplit.errors import Problem
 from dsplit.models.load import load_component, pick_device, set_threads
 from dsplit.models.model import Model
 
 if TYPE_CHECKING:
     import torch
-
-SUFFIX_TOKENS = 32  # at most, those that a family's template adds after a caption
 
 
 @dataclass
@@ -76,7 +74,6 @@ class Stage1:
         units = (*job.before, job.unit)
         light = tuple(u for k, u in enumerate(units) if not any(v.components for v in units[: k + 1]) and not job.read)
         heavy = units[len(light) :]
-        self._warn_of_long_captions(calls, components)
         with (
             Writer(self.store, job.unit.identity) as writer,
             Progress(job.unit.identity, len(calls), "values") as progress,
@@ -110,22 +107,6 @@ class Stage1:
             return [Problem("the empty prompt", what, remedy)]
         source = ", ".join(f"'{v}'" for k, v in call.row.columns.items() if k in call.job.columns)
         return [Problem(e.place, f"{what} ({source})", remedy) for e in self.plan.using(call)]
-
-    def _warn_of_long_captions(self, calls: Sequence[Call], components: Mapping[str, Any]) -> None:
-        family, limit = self.model.family, self.model.family.token_limit
-        column = next((n for n in ("prompt", "negative_prompt") if n in calls[0].job.columns), None)
-        if family.token_count is None or not limit or column is None:
-            return
-        long = []
-        for call in calls:
-            text = call.row.columns[column] if call.row else ""
-            if len(text.encode()) < limit - SUFFIX_TOKENS:
-                continue  # a token stands for a byte at least, so counting can be saved
-            count = family.token_count(text, components)
-            if count > limit:
-                long += [f"{e.place} ({count} tokens)" for e in self.plan.using(call)]
-        if long:
-            warn(f"{column}: only the first {limit} tokens count; longer in {', '.join(long)}")
 
     def _file_columns(self) -> set[str]:
         return {c.name for c in self.model.family.columns if c.kind == "file"}

@@ -10,13 +10,16 @@ from pathlib import Path
 from dsplit.cache.hardware import device_and_dtype
 from dsplit.cache.header import header_of
 from dsplit.cache.keys import Digests, component_files, digest_of, file_keys
-from dsplit.cache.manifest import Manifest
+from dsplit.cache.manifest import Entry, Manifest
 from dsplit.cache.plan import Plan, Planner
-from dsplit.console import say, warn
+from dsplit.cache.store import Store
+from dsplit.console import is_main_process, say, warn
 from dsplit.dataset import Row, read_dataset
+from dsplit.models.captions import perhaps_long, warn_of_cut
 from dsplit.models.locate import Model, find_family, locate
 from dsplit.models.registry import registry
 from dsplit.recipe import DataOptions, ModelOptions, listed
+from dsplit.shapes import ragged_axis
 
 BUCKETS_SHOWN = 6
 
@@ -58,6 +61,33 @@ def find_work(model: ModelOptions, data: DataOptions, folder: Path, *, fetch: bo
     plan = planner.plan(rows, file_keys(_files(rows, planner), digests), components, dtype)
     header = header_of(located, planner, parts, plan.empty, (model, data), device, dtype)
     return Work(located, planner, rows, plan, Manifest(header, plan.entries), digests, device, dtype)
+
+
+def warn_of_cut_captions(work: Work, store: Store) -> None:
+    """Warns of captions that the model cuts, those included whose values are in `store`, or are made by stage 2.
+
+    A stored value shorter than the limit was not cut, which saves counting its tokens.
+    """
+    if not is_main_process():
+        return
+    captions = perhaps_long(work.model, work.rows, work.planner.split_of)
+    if not captions:
+        return
+    limit = work.model.family.token_limit
+    for row, entry in zip(work.rows, work.plan.entries, strict=True):
+        for column, texts in captions.items():
+            text = row.columns.get(column)
+            if text in texts and any(length < limit for length in _lengths(work, row, entry, column, store)):
+                del texts[text]
+    warn_of_cut(work.model, captions)
+
+
+def _lengths(work: Work, row: Row, entry: Entry, column: str, store: Store) -> list[int]:
+    """The numbers of tokens of the values in `store` that were made of `column`."""
+    units = [unit for unit in work.planner.split_of(row).stage1 if column in unit.inputs]
+    axes = {o: ragged_axis(unit.shapes.get(o, "")) for unit in units for o in unit.outputs if o in entry.keys}
+    stored = {o: axis for o, axis in axes.items() if axis is not None and entry.keys[o] in store}
+    return [store.entry(entry.keys[o]).shape[axis] for o, axis in stored.items()]
 
 
 def _files(rows: Sequence[Row], planner: Planner) -> dict[Path, str]:

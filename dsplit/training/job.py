@@ -15,6 +15,7 @@ from dsplit.cache.rows import CachedRows
 from dsplit.console import warn
 from dsplit.dataset import read_dataset
 from dsplit.errors import CacheError, TrainingError
+from dsplit.models.captions import perhaps_long, warn_of_cut
 from dsplit.models.family import ModelFamily, Task
 from dsplit.models.load import pick_dtype
 from dsplit.models.locate import Model, find_family, locate
@@ -101,7 +102,9 @@ def live_job(model: ModelOptions, data: DataOptions, train: TrainOptions, device
     components: dict[str, Any] = {}
     rows = LiveRows(dataset.rows, planner.split_of, components)
     dtype = pick_dtype(model.dtype, device)
-    return Job(family, task, trained, _located(model, loaded), dtype, loaded, rows, components=components)
+    found = _located(model, loaded)
+    warn_of_cut(found, perhaps_long(found, dataset.rows, planner.split_of))
+    return Job(family, task, trained, found, dtype, loaded, rows, components=components)
 
 
 def refuse_other(folder: Path, header: Mapping[str, Any], requested: Mapping[str, Any]) -> None:

@@ -219,14 +219,41 @@ def test_out_that_cannot_be_a_cache_is_refused_before_all_else(tmp_path: Path) -
         cache(tmp_path / "new", nowhere, name="../x")
 
 
+def cut(said: str) -> list[str]:
+    return [line for line in said.splitlines() if "tokens" in line]
+
+
 def test_long_captions_are_warned_of_by_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    metadata = tiny.dataset(tmp_path / "data", 2, prompts=["short", "word " * 600])
+    prompts = ["short", "word " * 600, "word " * 100, "word " * 600]
+    metadata = tiny.dataset(tmp_path / "data", 4, prompts=prompts)
     cache(tmp_path / "cache", metadata)
-    warnings = [line for line in capsys.readouterr().err.splitlines() if "tokens" in line]
-    assert len(warnings) == 1
-    assert "only the first 512 tokens count" in warnings[0]
-    assert "metadata.csv:3" in warnings[0]
-    assert "metadata.csv:2" not in warnings[0]
+    (warning,) = cut(capsys.readouterr().err)
+    assert "prompt: only the first 512 tokens count" in warning
+    assert [f"metadata.csv:{line} (" in warning for line in (2, 3, 4, 5)] == [False, True, False, True]
+    for options in ({}, {"dry_run": True}, {"trainable": "transformer,text_encoder"}):
+        result = cache(tmp_path / "cache", metadata, **options)
+        assert result.get("encoded", {}).get("encode_prompt", 0) == 0
+        assert cut(capsys.readouterr().err) == [warning]
+
+
+def test_captions_whose_values_are_short_are_not_counted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metadata = tiny.dataset(tmp_path / "data", 1, prompts=["x" * 500])  # perhaps cut, by its bytes alone
+    cache(tmp_path / "cache", metadata)
+    loaded = []
+    monkeypatch.setattr("dsplit.models.captions.load_component", lambda *args: loaded.append(args))
+    assert cache(tmp_path / "cache", metadata)["reused"]["encode_prompt"] == 2
+    assert (loaded, cut(capsys.readouterr().err)) == ([], [])
+
+
+def test_only_negative_prompts_that_are_read_are_warned_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = {"num_inference_steps": [2, 2], "cfg_scale": [1.0, 4.0], "negative_prompt": ["word " * 600] * 2}
+    metadata = tiny.dataset(tmp_path / "data", 2, prompts=["a dog", "a cat"], **columns)
+    cache(tmp_path / "cache", metadata, task="direct_distill")
+    (warning,) = cut(capsys.readouterr().err)
+    assert "negative_prompt: only the first 512 tokens count" in warning
+    assert [f"metadata.csv:{line} (" in warning for line in (2, 3)] == [False, True]
 
 
 def test_the_plan_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

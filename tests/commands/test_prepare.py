@@ -216,4 +216,3 @@ def test_settings_that_cannot_be_written_are_told_in_words(tmp_path: Path) -> No
     with pytest.raises(CacheError, match=r"dsplit\.toml: cannot write it: Is a directory"):
         write_toml(tmp_path, {"model": "qwen-image"}, overwrite=True)
     assert [p.name for p in tmp_path.iterdir()] == ["dsplit.toml"]
-

@@ -320,6 +320,14 @@ def test_noise_seeded_on_a_device_that_is_not_here_is_refused(tmp_path, monkeypa
         made.train(tmp_path / "o")
 
 
+def test_captions_that_an_unsplit_run_cuts_are_told_by_row(tmp_path, capfd):
+    made = make(tmp_path, 2, prompts=["a cat", "word " * 600])
+    told = [line for line in capfd.readouterr().err.splitlines() if "tokens" in line]
+    made.train(tmp_path / "o", split=False, max_steps=1)
+    assert [line for line in capfd.readouterr().err.splitlines() if "tokens" in line] == told
+    assert "metadata.csv:3 (" in told[0]
+
+
 def test_several_processes_are_refused_before_anything_loads(three, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(UsageError, match="runs in one process so far, not in 2"):

@@ -35,8 +35,9 @@ def preview(
     store = Store(folder)
     for path in store.damaged:
         warn(f"{path}: damaged; its values count as missing")
-    warn_of_cut_captions(work, store)
     missing = work.plan.missing(store)
+    if missing:  # else no tokenizer is at hand, and the run that made the values has told
+        warn_of_cut_captions(work, store)
     sizes = value_bytes(missing, work.model.names(), work.dtype, _counter(work, missing))
     bytes_, free = sizes.total(), free_bytes(folder)
     disk = file_bytes(missing, bytes_) + manifest_bytes(work.manifest) + work.digests.unsaved_bytes

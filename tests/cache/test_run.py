@@ -226,13 +226,13 @@ def cut(said: str) -> list[str]:
 def test_long_captions_are_warned_of_by_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts = ["short", "word " * 600, "word " * 100, "word " * 600]
     metadata = tiny.dataset(tmp_path / "data", 4, prompts=prompts)
-    cache(tmp_path / "cache", metadata)
+    cache(tmp_path / "cache", metadata, dry_run=True)
     (warning,) = cut(capsys.readouterr().err)
     assert "prompt: only the first 512 tokens count" in warning
     assert [f"metadata.csv:{line} (" in warning for line in (2, 3, 4, 5)] == [False, True, False, True]
-    for options in ({}, {"dry_run": True}, {"trainable": "transformer,text_encoder"}):
+    for encoded, options in ((4, {}), (0, {}), (0, {"trainable": "transformer,text_encoder"})):
         result = cache(tmp_path / "cache", metadata, **options)
-        assert result.get("encoded", {}).get("encode_prompt", 0) == 0
+        assert result["encoded"].get("encode_prompt", 0) == encoded
         assert cut(capsys.readouterr().err) == [warning]
 
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partialmethod
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -51,12 +52,24 @@ def download(
     endpoint = os.environ.get(variable) or default
     _reach(hub, endpoint)
     if not sys.stderr.isatty():
-        os.environ.setdefault("TQDM_DISABLE", "1")  # bars redraw their line; in a log each redraw is a line more
+        _no_bars()
     client = _modelscope if hub == "modelscope" else _huggingface
     try:
         return client(endpoint, repo, kind, list(allow), list(ignore), folder)
     except Exception as error:  # two clients, with three families of errors between them
         raise ModelError(_explain(hub, repo, error)) from error
+
+
+def _no_bars() -> None:
+    """Turns off the clients' progress bars, which redraw their line: in a log each redraw is a line more.
+
+    Their environment variables are read when they are imported, which may have been long ago.
+    """
+    from huggingface_hub.utils import disable_progress_bars
+    from tqdm import tqdm
+
+    disable_progress_bars()
+    tqdm.__init__ = partialmethod(tqdm.__init__, disable=True)
 
 
 def _reach(hub: str, endpoint: str) -> None:

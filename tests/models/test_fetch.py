@@ -249,6 +249,19 @@ def test_training_fetches_the_schedule_it_draws_sigma_from(hub):
     assert hub.asked("text_encoder") == hub.asked("vae") == []
 
 
+@both_hubs
+def test_no_bars_in_a_log_even_where_the_clients_were_imported_before(hub, name):
+    code = (
+        "import huggingface_hub, tqdm.auto; from pathlib import Path; from dsplit.models.hubs import download; "
+        f"download('{name}', '{REPO}', 'model', ['transformer/*'], ['*.bin'], Path('here'))"
+    )
+    environment = os.environ | {"HF_HUB_OFFLINE": "0"}
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert files(Path("here")) == {"transformer/config.json", WEIGHTS}
+
+
 def dsplit(*arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"MODELSCOPE_DOWNLOAD_MAX_RETRIES": "0", "HF_HUB_OFFLINE": "0"}
     command = [sys.executable, "-m", "dsplit", *arguments]

@@ -36,6 +36,12 @@ def warn(message: str) -> None:
         stderr().print(f"[yellow]warning:[/] {escape(message)}")
 
 
+def counted(n: float, noun: str) -> str:
+    """`1 row`, `3 batches`, `0.25 epochs`."""
+    number = f"{n:.3g}" if isinstance(n, float) else str(n)
+    return f"{number} {noun}" if number == "1" else f"{number} {noun}{'es' if noun.endswith('tch') else 's'}"
+
+
 def duration(seconds: float) -> str:
     """`75.2` -> `1:15`; below ten seconds with one decimal."""
     if seconds < 10:

@@ -228,14 +228,14 @@ def test_e03_everything_lands_below_out_and_the_plan_comes_first(
     out = Path("..", "res")
     done = dsplit(*cache_words(Path(data, "metadata.csv"), out / "cache", model=model))
     assert done.code == 0
-    assert done.err.startswith("plan: 3 rows in 1 bucket(s) (64x64: 3), on cpu in float32\nto encode: ")
+    assert done.err.startswith("plan: 3 rows in 1 bucket (64x64: 3), on cpu in float32\nto encode: ")
     done = dsplit(*train_words(out / "cache", out / "lora", model=model))
     assert done.code == 0
     assert done.err.startswith("train: 3 rows in 1 bucket, 3 batches per epoch, 2 steps (0.667 epochs); ")
     assert "float32 on cpu" in done.err.splitlines()[0]
     done = dsplit(*validate_words(out / "lora", out / "pictures", model=model))
     assert done.code == 0
-    assert done.err.startswith("1 prompt(s) without and with ../res/lora/epoch-0.safetensors: 64x64, 2 steps, seed 0, ")
+    assert done.err.startswith("1 prompt without and with ../res/lora/epoch-0.safetensors: 64x64, 2 steps, seed 0, ")
     assert "on cpu in float32" in done.err.splitlines()[0]
     assert dsplit("prepare", "--model", model, "--data", data, "--out", out / "run").code == 0
     assert (list(cwd.iterdir()), cwd.stat().st_mtime_ns) == ([], untouched)
@@ -273,7 +273,7 @@ def test_e03_the_plan_is_there_within_ten_seconds(made: Path, tmp_path: Path) ->
     for words, starts in (
         (cache_words(made / "data" / "metadata.csv", tmp_path / "cache"), "plan: 3 rows"),
         (train_words(made / "cache", lora), "train: 3 rows"),
-        (validate_words(lora, tmp_path / "pictures"), "1 prompt(s)"),
+        (validate_words(lora, tmp_path / "pictures"), "1 prompt"),
     ):
         started = time.monotonic()
         command = [sys.executable, "-m", "dsplit", *words]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsplit.cache.files import write_file
-from dsplit.console import Progress
+from dsplit.console import Progress, counted
 from dsplit.errors import DataError, ModelError, Problem, UnitError
 from dsplit.units import Unit
 
@@ -176,7 +176,7 @@ def file_keys(files: Mapping[Path, str], digests: Digests) -> dict[Path, str]:
         except OSError as error:
             problems.append(Problem(place, f"'{path}' cannot be read: {error.strerror}", "restore the file"))
     if problems:
-        raise DataError(f"{len(problems)} file(s) cannot be read:", problems)
+        raise DataError(f"{counted(len(problems), 'file')} cannot be read:", problems)
     return keys
 
 

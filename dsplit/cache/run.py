@@ -20,7 +20,7 @@ from dsplit.cache.preview import preview
 from dsplit.cache.stage1 import Stage1
 from dsplit.cache.store import Store
 from dsplit.cache.work import find_work, warn_of_cut_captions
-from dsplit.console import Progress, say, warn
+from dsplit.console import Progress, counted, say, warn
 from dsplit.errors import CacheError, DataError, Problem
 from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
 
@@ -134,7 +134,9 @@ def _result(plan: Plan, store: Store, encoded: Mapping[str, int], folder: Path) 
     """The result of the run, but for its time. Raises CacheError if a value is not there after all."""
     absent = plan.missing(store)
     if absent:
-        raise CacheError(f"{len(absent)} values are missing from {folder} after the run; run `dsplit cache` again")
+        raise CacheError(
+            f"{counted(len(absent), 'value')} missing from {folder} after the run; run `dsplit cache` again"
+        )
     calls = Counter(call.job.unit.identity for call in plan.calls.values())
     entries = [(row.id, name, key, store.entry(key).checksum) for row in plan.entries for name, key in row.keys.items()]
     return {
@@ -152,6 +154,6 @@ def _work_line(plan: Plan, missing: Sequence[Call], size: int, folder: Path) -> 
     wanted = Counter(call.job.unit.identity for call in plan.calls.values())
     todo = Counter(call.job.unit.identity for call in missing)
     if not missing:
-        return f"nothing to encode: {len(plan.values)} values are in {folder}"
+        return f"nothing to encode: {counted(len(plan.values), 'value')} in {folder}"
     units = ", ".join(f"{unit} {todo[unit]} of {n} distinct" for unit, n in wanted.items())
     return f"to encode: {units}; about {size / 1e6:.2f} MB into {folder}"

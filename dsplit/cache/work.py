@@ -13,7 +13,7 @@ from dsplit.cache.keys import Digests, component_files, digest_of, file_keys
 from dsplit.cache.manifest import Entry, Manifest
 from dsplit.cache.plan import Plan, Planner
 from dsplit.cache.store import Store
-from dsplit.console import is_main_process, say, warn
+from dsplit.console import counted, is_main_process, say, warn
 from dsplit.dataset import Row, read_dataset
 from dsplit.models.captions import perhaps_long, warn_of_cut
 from dsplit.models.locate import Model, find_family, locate
@@ -110,4 +110,4 @@ def _rows_line(rows: Sequence[Row], device: str, dtype: str) -> str:
     shown = ", ".join(f"{size}: {n}" for size, n in list(sizes.items())[:BUCKETS_SHOWN])
     if len(sizes) > BUCKETS_SHOWN:
         shown += f", {len(sizes) - BUCKETS_SHOWN} more"
-    return f"plan: {len(rows)} rows in {len(sizes)} bucket(s) ({shown}), on {device} in {dtype}"
+    return f"plan: {counted(len(rows), 'row')} in {counted(len(sizes), 'bucket')} ({shown}), on {device} in {dtype}"

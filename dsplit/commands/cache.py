@@ -11,6 +11,7 @@ from dsplit.commands.plan_text import plan_text
 from dsplit.commands.reference import ReferenceOptions
 from dsplit.commands.resolve import resolve
 from dsplit.commands.result import show, size
+from dsplit.console import counted
 from dsplit.recipe import CacheOptions, DataOptions, ModelOptions, TrainOptions
 from dsplit.toml_file import names_of
 
@@ -47,6 +48,6 @@ def _text(result: Mapping[str, Any]) -> str:
     encoded = ", ".join(f"{unit} {n}" for unit, n in result["encoded"].items())
     reused = ", ".join(f"{unit} {n}" for unit, n in result["reused"].items())
     return (
-        f"{result['rows']} rows in {result['cache']}, {size(result['bytes'])}, {result['seconds']:.1f} s\n"
+        f"{counted(result['rows'], 'row')} in {result['cache']}, {size(result['bytes'])}, {result['seconds']:.1f} s\n"
         f"encoded: {encoded}\nreused:  {reused}\ndigest:  {result['digest']}"
     )

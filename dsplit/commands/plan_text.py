@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dsplit.commands.result import size
-from dsplit.console import duration
+from dsplit.console import counted, duration
 
 BUCKETS_SHOWN = 12
 
@@ -20,7 +20,7 @@ def _lines(plan: Mapping[str, Any]) -> Iterator[str]:
     shown = [f"{name}: {n}" for name, n in list(plan["buckets"].items())[:BUCKETS_SHOWN]]
     more = len(plan["buckets"]) - len(shown)
     shown += [f"{more} more"] if more else []
-    yield f"{plan['rows']} rows in {len(plan['buckets'])} bucket(s): {', '.join(shown)}"
+    yield f"{counted(plan['rows'], 'row')} in {counted(len(plan['buckets']), 'bucket')}: {', '.join(shown)}"
     width = max(map(len, plan["values"]), default=0) + 2
     yield f"{'unit':<{width}}{'wanted':>10}{'there':>10}{'to encode':>11}{'bytes':>10}"
     for unit, n in plan["values"].items():

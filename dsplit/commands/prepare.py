@@ -14,6 +14,7 @@ from dsplit.commands.options import Given, takes
 from dsplit.commands.resolve import resolve
 from dsplit.commands.result import show, size
 from dsplit.commands.template import template
+from dsplit.console import counted
 from dsplit.errors import ModelError, UsageError
 from dsplit.recipe import DataOptions, ModelOptions, PrepareOptions, listed
 from dsplit.toml_file import NAME, PATHS, PERHAPS_PATHS
@@ -87,7 +88,7 @@ def verify(folder: Path) -> dict[str, Any]:
     for note in weights.notes(folder) if folder.exists() else ():
         warn(str(note))
     if found := weights.faults(folder):
-        raise ModelError("\n".join([f"{folder}: {len(found)} fault(s)", *(f"  {p}" for p in found)]))
+        raise ModelError("\n".join([f"{folder}: {counted(len(found), 'fault')}", *(f"  {p}" for p in found)]))
     return {"verified": str(folder)}
 
 
@@ -206,7 +207,8 @@ def _text(result: Mapping[str, Any]) -> str:
         lines.append(f"data set: {result['dataset']}")
     if "rows" in result:
         left_out = f", {result['skipped']} left out" if result["skipped"] else ""
-        lines.append(f"{result['rows']} rows in {len(result['buckets'])} bucket(s){left_out}, for {result['family']}")
+        shown = f"{counted(result['rows'], 'row')} in {counted(len(result['buckets']), 'bucket')}{left_out}"
+        lines.append(f"{shown}, for {result['family']}")
         lines += [f"  {bucket}: {n}" for bucket, n in result["buckets"].items()]
         encodes = ", ".join(f"{unit} {n}" for unit, n in result["encodes"].items())
         lines.append(f"to encode: {encodes}; about {size(result['bytes'])} of cache in {result['dtype']}")

@@ -10,6 +10,7 @@ from dsplit.commands.options import Given, takes
 from dsplit.commands.reference import ReferenceOptions
 from dsplit.commands.resolve import resolve
 from dsplit.commands.result import show
+from dsplit.console import counted
 from dsplit.recipe import DataOptions, ModelOptions, TrainOptions
 
 
@@ -35,7 +36,7 @@ def train(given: Given) -> None:
 
 def _text(result: Mapping[str, Any]) -> str:
     return (
-        f"{result['steps']} steps over {result['rows']} rows in {result['seconds']:.1f} s, "
+        f"{counted(result['steps'], 'step')} over {counted(result['rows'], 'row')} in {result['seconds']:.1f} s, "
         f"loss {_loss(result['first_loss'])} -> {_loss(result['last_loss'])}\n"
         f"metrics: {result['metrics']}\n" + "\n".join(f"saved:   {path}" for path in result["checkpoints"])
     )

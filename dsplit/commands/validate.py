@@ -11,6 +11,7 @@ import typer
 from dsplit.commands.options import Given, takes
 from dsplit.commands.resolve import resolve
 from dsplit.commands.result import show
+from dsplit.console import counted
 from dsplit.recipe import DataOptions, ModelOptions, ValidateOptions
 from dsplit.toml_file import read_toml
 
@@ -38,11 +39,11 @@ def validate(given: Given) -> None:
 
 
 def _text(result: Mapping[str, Any]) -> str:
-    lines = [f"{len(result['images'])} pictures with and without the LoRA"] if result["images"] else []
+    lines = [f"{counted(len(result['images']), 'picture')} with and without the LoRA"] if result["images"] else []
     lines += [f"{name}: {result[name]}" for name in ("grid", "report") if result[name]]
     if parity := result["parity"]:
         lines.append(
-            f"parity over {parity['rows']} rows: largest difference of values {parity['max_value']:.3g}, "
+            f"parity over {counted(parity['rows'], 'row')}: largest difference of values {parity['max_value']:.3g}, "
             f"loss {parity['max_loss']:.3g}, gradient {parity['max_gradient']:.3g}; "
             f"tolerance {parity['tolerance']:.3g}: {'ok' if parity['ok'] else 'FAILED'}"
         )

@@ -16,6 +16,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from dsplit.console import counted
 from dsplit.errors import ModelError, UsageError
 
 ENDPOINTS = {
@@ -145,7 +146,8 @@ def _explain(hub: str, repo: str, error: Exception) -> str:
     files: dict[str, Any] = getattr(error, "failed_files", {})
     if files:
         lines = [f"  {path}: {_first_line(e)}" for path, e in sorted(files.items())]
-        what = f"{len(files)} file(s) of {repo} could not be fetched from {hub}; run the same command again to go on"
+        what = f"{counted(len(files), 'file')} of {repo} could not be fetched from {hub}"
+        what += "; run the same command again to go on"
         return "\n".join([what, *lines])
     if status in (401, 403):
         login = "modelscope login" if hub == "modelscope" else "hf auth login"

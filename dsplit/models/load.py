@@ -6,6 +6,7 @@ import importlib
 import os
 from typing import TYPE_CHECKING, Any
 
+from dsplit.console import counted
 from dsplit.errors import ModelError, UsageError
 from dsplit.models.model import Model
 
@@ -54,7 +55,7 @@ def pick_device(text: str | None) -> torch.device:
         raise UsageError(f"unknown device '{text}'; use cpu, cuda, cuda:1 or mps") from error
     count = torch.cuda.device_count()
     if device.type == "cuda" and (device.index or 0) >= count:
-        raise UsageError(f"device '{text}' is not here: torch sees {count} CUDA device(s); use --device cpu")
+        raise UsageError(f"device '{text}' is not here: torch sees {counted(count, 'CUDA device')}; use --device cpu")
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise UsageError("device 'mps' is not here; use --device cpu")
     if device.type == "cuda" and device.index is None:

@@ -12,6 +12,7 @@ from typing import TypeVar
 import pluggy
 
 from dsplit import hookspecs
+from dsplit.console import counted
 from dsplit.errors import UsageError
 from dsplit.models.family import ModelFamily, Task
 
@@ -94,5 +95,5 @@ def _pick(things: Mapping[str, Thing], name: str, kind: str, broken: tuple[Broke
     near = get_close_matches(name, things, n=3) or sorted(things)
     message = f"unknown {kind} '{name}'; known: {', '.join(near)}"
     if broken:
-        message += f" ({len(broken)} broken plugin(s): see `dsplit tasks`)"
+        message += f" ({counted(len(broken), 'broken plugin')}: see `dsplit tasks`)"
     raise UsageError(message)

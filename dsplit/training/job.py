@@ -12,7 +12,7 @@ import torch
 from dsplit.cache.header import model_differences
 from dsplit.cache.plan import Planner
 from dsplit.cache.rows import CachedRows
-from dsplit.console import warn
+from dsplit.console import counted, warn
 from dsplit.dataset import read_dataset
 from dsplit.errors import CacheError, TrainingError
 from dsplit.models.captions import perhaps_long, warn_of_cut
@@ -65,7 +65,7 @@ def cached_job(model: ModelOptions, data: DataOptions, train: TrainOptions, devi
     folder = Path(train.from_cache or "")
     rows = CachedRows(folder, train.name, skip_bad=data.skip_bad)
     if rows.left_out:
-        warn(f"--skip-bad: {rows.left_out} rows of {folder} have values missing and are left out")
+        warn(f"--skip-bad: {counted(rows.left_out, 'row')} of {folder} left out, values are missing")
     header = rows.header
     if not (model.model or model.model_path or model.model_id_with_origin_paths or model.model_paths):
         model = replace(model, model=header["model"]["name"])

@@ -13,7 +13,7 @@ import torch
 
 from dsplit.cache import ranks
 from dsplit.cache.files import claim_folder
-from dsplit.console import say, warn
+from dsplit.console import counted, say, warn
 from dsplit.errors import UsageError
 from dsplit.models.load import load_component, pick_device, set_threads
 from dsplit.recipe import DataOptions, ModelOptions, TrainOptions, stated
@@ -67,8 +67,9 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
     _say_plan(job, order, total, train, device)
     job.components.update({name: load_component(job.model, name, job.dtype, device) for name in job.loaded})
     weights = inject(job.components, plan, int(train.rank or 0), float(train.alpha or 0), train.seed)
+    adapted = ", ".join(f"{counted(len(a.modules), 'module')} of {n}" for n, a in plan.items())
     say(
-        f"LoRA: {', '.join(f'{len(a.modules)} modules of {n}' for n, a in plan.items())}; rank {train.rank}, "
+        f"LoRA: {adapted}; rank {train.rank}, "
         f"alpha {train.alpha:g}, {sum(w.numel() for w in weights):,} weights in {_dtype(weights[0].dtype)}"
     )
     if start:
@@ -122,13 +123,14 @@ def _say_plan(job: Job, order: Order, total: int, train: TrainOptions, device: t
     batches = sum(n for _, n in counts.values())
     epochs = total / order.steps_per_epoch
     say(
-        f"train: {len(job.rows.ids)} rows in {_count(len(counts), 'bucket')}, {_count(batches, 'batch')} per epoch, "
-        f"{_count(total, 'step')} ({epochs:.3g} epochs); {job.family.name} {job.task.name}, "
+        f"train: {counted(len(job.rows.ids), 'row')} in {counted(len(counts), 'bucket')}, "
+        f"{counted(batches, 'batch')} per epoch, {counted(total, 'step')} ({counted(epochs, 'epoch')}); "
+        f"{job.family.name} {job.task.name}, "
         f"{'from cache' if train.from_cache else 'unsplit'}, {_dtype(job.dtype)} on {device}, "
         f"lr {train.lr:g} {train.lr_scheduler}"
     )
     for bucket, (rows, n) in list(counts.items())[:BUCKETS_SHOWN]:
-        say(f"  {describe(bucket, job.task.group_by)}: {_count(rows, 'row')}, {_count(n, 'batch')}")
+        say(f"  {describe(bucket, job.task.group_by)}: {counted(rows, 'row')}, {counted(n, 'batch')}")
     if len(counts) > BUCKETS_SHOWN:
         say(f"  and {len(counts) - BUCKETS_SHOWN} more buckets")
 
@@ -171,8 +173,3 @@ def _recipe(
 
 def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _count(n: int, noun: str) -> str:
-    plural = noun + ("es" if noun.endswith("ch") else "s")
-    return f"{n} {noun if n == 1 else plural}"

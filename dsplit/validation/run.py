@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsplit.console import Progress, say
+from dsplit.console import Progress, counted, say
 from dsplit.errors import UsageError
 from dsplit.recipe import DataOptions, ModelOptions, ValidateOptions, stated
 
@@ -101,8 +101,8 @@ def draw_pairs(
     size = picture_size(options.size, model.family)
     adapter = LoraFile.read(lora)
     say(
-        f"{len(prompts)} prompt(s) without and with {lora}: {size[0]}x{size[1]}, {options.steps} steps, seed "
-        f"{options.seed}, on {device} in {str(dtype).removeprefix('torch.')}"
+        f"{counted(len(prompts), 'prompt')} without and with {lora}: {size[0]}x{size[1]}, "
+        f"{counted(options.steps, 'step')}, seed {options.seed}, on {device} in {str(dtype).removeprefix('torch.')}"
     )
     pipeline = load_pipeline(model, dtype, device, cpu_offload=options.cpu_offload)
     check_steps(options.steps, pipeline.scheduler)
@@ -119,7 +119,7 @@ def draw_pairs(
         patched = adapter.attach(pipeline, options.lora_scale)
         keys = len(adapter.state)
         say(
-            f"{lora}: {keys} of {keys} keys loaded, 0 unmatched, {patched} modules patched, "
+            f"{lora}: {keys} of {keys} keys loaded, 0 unmatched, {counted(patched, 'module')} patched, "
             f"scale {options.lora_scale:g}"
         )
         for pair in pairs:

@@ -146,7 +146,7 @@ def test_a_dry_run_tells_of_damaged_weights_and_fetches_nothing(metadata: Path, 
 def test_the_plan_in_words(metadata: Path, tmp_path: Path) -> None:
     plan = cache(tmp_path / "cache", metadata, why=True)
     lines = plan_text({**plan, "seconds": {"loading": 2.0, "encode_image": 75.0, "total": 77.0}}).splitlines()
-    assert lines[0] == "12 rows in 2 bucket(s): 64x64: 8, 96x64: 4"
+    assert lines[0] == "12 rows in 2 buckets: 64x64: 8, 96x64: 4"
     assert lines[1].split() == ["unit", "wanted", "there", "to", "encode", "bytes"]
     assert lines[2].split() == ["encode_image", "12", "0", "12", "57.3", "kB"]
     assert lines[5].startswith("memory: 10.3 MB of weights at most, on cpu in float32 (text_encoder 779 kB, vae 10.3")

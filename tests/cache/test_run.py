@@ -260,7 +260,7 @@ def test_the_plan_is_said_first(tmp_path: Path, capsys: pytest.CaptureFixture[st
     metadata = tiny.dataset(tmp_path / "data", 3, sizes=((64, 64), (64, 64), (96, 64)))
     result = cache(tmp_path / "cache", metadata)
     first, second, *_ = capsys.readouterr().err.splitlines()
-    assert first == "plan: 3 rows in 2 bucket(s) (64x64: 2, 96x64: 1), on cpu in float32"
+    assert first == "plan: 3 rows in 2 buckets (64x64: 2, 96x64: 1), on cpu in float32"
     assert second.startswith("to encode: encode_image 3 of 3 distinct, encode_prompt 4 of 4 distinct; about ")
     estimate = float(second.split("about ")[1].split(" MB")[0]) * 1e6
     assert abs(estimate - result["bytes"]) < 0.4 * result["bytes"]  # the tokens of captions are a guess

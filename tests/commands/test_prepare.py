@@ -48,7 +48,7 @@ def test_a_run_folder_needs_no_more_options(here: Path, capsys: pytest.CaptureFi
     assert cache.out is None
     assert resolved("train", "--from-cache")[2].from_cache == "cache"
     assert main(["prepare", "--check"]) == 0
-    assert "3 rows in 2 bucket(s), for qwen-image" in capsys.readouterr().out
+    assert "3 rows in 2 buckets, for qwen-image" in capsys.readouterr().out
 
 
 def test_a_settings_file_that_is_there_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,7 +68,7 @@ def test_cache_says_once_what_it_ignores(
     assert main(words) == 0
     captured = capsys.readouterr()
     assert captured.err.count("`dsplit cache` ignores training options: --lr, --rank") == 1
-    assert captured.out.startswith("1 rows in cache, ")
+    assert captured.out.startswith("1 row in cache, ")
     assert "digest:" in captured.out
 
 

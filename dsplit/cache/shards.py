@@ -15,8 +15,8 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dsplit.cache.files import write_file
 from dsplit.errors import CacheError
@@ -38,8 +38,7 @@ KEY = re.compile("[0-9a-f]{32}")
 _NAMES = {code: name for name, (code, _) in DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(NamedTuple):
     """Where a value lies: shard, dtype (`float32`), shape, byte range in the file, checksum."""
 
     shard: Path
@@ -50,8 +49,7 @@ class Entry:
     checksum: int
 
 
-@dataclass(frozen=True, slots=True)
-class Value:
+class Value(NamedTuple):
     """A value as bytes, before it is written."""
 
     dtype: str
@@ -59,8 +57,7 @@ class Value:
     data: bytes | bytearray
 
 
-@dataclass(frozen=True, slots=True)
-class Field:
+class Field(NamedTuple):
     """What a shard's header says of a value, its place aside."""
 
     dtype: str
@@ -145,17 +142,32 @@ def read_table(path: Path) -> dict[str, Entry]:
 
 def read_value(key: str, entry: Entry) -> Value:
     """The value of `key`, its checksum compared. Raises Damaged, or OSError if the shard is gone."""
-    with open(entry.shard, "rb", buffering=0) as file:
-        if entry.end > os.fstat(file.fileno()).st_size:  # nothing is reserved for what a damaged header promises
-            raise Damaged(f"{entry.shard}: the value {key} is damaged")
-        data = bytearray(entry.end - entry.start)
-        file.seek(entry.start)
-        got = file.readinto(data)
-        while got < len(data) and (more := file.readinto(memoryview(data)[got:])):
-            got += more
-    if got < len(data) or checksum(key, entry.dtype, entry.shape, data) != entry.checksum:
+    try:
+        data = _bytes_at(entry.shard, entry.start, entry.end - entry.start)
+        good = len(data) == entry.end - entry.start
+        good = good and checksum(key, entry.dtype, entry.shape, data) == entry.checksum
+    except (MemoryError, OverflowError):  # a header that was tampered with promises more than there can be
+        good = False
+    if not good:
         raise Damaged(f"{entry.shard}: the value {key} is damaged")
     return Value(entry.dtype, entry.shape, data)
+
+
+def _bytes_at(path: Path, start: int, length: int) -> bytes | bytearray:
+    """`length` bytes of a file, or as many as it has. Without `open`, which takes a fifth of the time of a read."""
+    if not hasattr(os, "preadv"):  # Windows
+        with path.open("rb", buffering=0) as file:
+            file.seek(start)
+            return bytearray(file.read(length))
+    data = bytearray(length)
+    view, got = memoryview(data), 0
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        while got < length and (more := os.preadv(handle, [view[got:]], start + got)):
+            got += more
+    finally:
+        os.close(handle)
+    return data if got == length else b""
 
 
 def merge(folder: Path, unit: str, target: int, broken: Collection[Path] = ()) -> None:
@@ -196,18 +208,19 @@ def _movable(path: Path, broken: bool) -> dict[str, Entry] | None:
     except OSError:
         return None
     if broken:
-        return {key: entry for key, entry in table.items() if _good(key, entry)}
+        return {key: entry for key, entry in table.items() if good(key, entry)}
     return table if len(table) < MOST_VALUES // 2 else None
 
 
 def _sound(path: Path) -> bool:
     try:
-        return all(_good(key, entry) for key, entry in read_table(path).items())
+        return all(good(key, entry) for key, entry in read_table(path).items())
     except (Damaged, OSError):
         return False
 
 
-def _good(key: str, entry: Entry) -> bool:
+def good(key: str, entry: Entry) -> bool:
+    """True if the value of `key` can be read there and is what was written."""
     try:
         read_value(key, entry)
     except (Damaged, OSError):

@@ -96,12 +96,7 @@ class Store:
         found = []
         places = {key: entries for key in keys if (entries := self.index.find(key))}
         for key in sorted(places, key=lambda key: (places[key][0].shard, places[key][0].start)):
-            for entry in places[key]:
-                try:
-                    shards.read_value(key, entry)
-                    break
-                except (Damaged, OSError):
-                    found.append((key, entry.shard))
+            found += [(key, entry.shard) for entry in places[key] if not shards.good(key, entry)]
         return found
 
     def forget_values(self, damaged: Iterable[tuple[str, Path]]) -> None:

@@ -106,6 +106,7 @@ def _hide(path: Path, keys: Collection[str]) -> Path | None:
     if kept and path in {entry.shard for entry in shards.join(path.parent, path.parent.name, kept).values()}:
         return None
     hidden = temporary_name(path)
-    os.utime(path)  # a temporary file counts as left over by its age
+    follow = os.utime not in os.supports_follow_symlinks
+    os.utime(path, follow_symlinks=follow)  # a temporary file counts as left over by its age
     os.replace(path, hidden)
     return hidden

@@ -89,16 +89,15 @@ class Index(Database):
                 known = self._known()
                 new, size = {}, 0
                 for name in sorted(name for name, stamp in seen.items() if known.get(name) != stamp):
-                    new[name] = self._read(name)
-                    size += len(new[name] or ())
-                    if size >= BATCH:
-                        break
-                else:
-                    self._drop(self._gone(known, seen))
+                    if size < BATCH:
+                        new[name] = self._read(name)
+                        size += len(new[name] or ())
                 for name in [name for name in new if not (self.folder / name).exists()]:
                     del new[name], seen[name]
                 self._drop(new.keys() & known.keys())
                 self._insert(new, seen)
+                if size < BATCH:  # last, so that a value that a merge moved is never nowhere
+                    self._drop(self._gone(known, seen))
 
     @lasting
     def add(self, path: Path, table: Mapping[str, Entry]) -> None:

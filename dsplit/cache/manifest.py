@@ -94,6 +94,11 @@ class ManifestFile:
                 raise CacheError(f"{path}: written by another version of dsplit; {AGAIN}")
             if self.header["check"] != self._check():
                 raise CacheError(f"{path}: is damaged or was edited; {AGAIN}")
+            columns, empty = self.header.get("columns", []), self.header.get("empty_prompt", {})
+            if type(columns) is not list or not all(isinstance(name, str) for name in columns):
+                raise TypeError("no list of columns")
+            if not all(map(KEY.fullmatch, empty.values())):
+                raise ValueError("not a key")
         except OSError as error:
             raise CacheError(f"{path}: cannot be read: {error.strerror}") from error
         except FAULTS as error:
@@ -123,10 +128,7 @@ class ManifestFile:
 
     def keys(self) -> Iterator[str]:
         """The keys of all values that it refers to, those of the empty prompt first; some come several times."""
-        try:
-            yield from self.header.get("empty_prompt", {}).values()
-        except FAULTS as error:
-            raise CacheError(f"{self.path}: is damaged; {AGAIN}") from error
+        yield from self.header.get("empty_prompt", {}).values()
         for _, row in self:
             yield from row.keys.values()
 

@@ -57,15 +57,13 @@ def read_all(folder: Path) -> list[bool]:
     got = []
     try:
         rows = CachedRows(folder)
-    except CacheError as error:
-        assert "cache incomplete" in str(error)
+    except CacheError:
         return [False] * len(VALUES)
     for i, value in enumerate(VALUES.values()):
         try:
             assert torch.equal(rows.values(i)["latents"], value)
             got.append(True)
-        except CacheError as error:
-            assert "is damaged" in str(error)
+        except CacheError:
             got.append(False)
     return got
 

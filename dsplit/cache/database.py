@@ -120,7 +120,7 @@ def _open(path: Path | None) -> sqlite3.Connection:
     db = sqlite3.connect(path or ":memory:", isolation_level=None, timeout=WAIT_SECONDS, check_same_thread=False)
     try:
         db.execute("PRAGMA synchronous = OFF")  # a power cut may cost the index; it is made again
-        db.execute("PRAGMA cache_size = -64000")
+        db.execute("PRAGMA cache_size = -32000")
         db.executescript(SCHEMA)
     except sqlite3.Error:
         db.close()

@@ -26,6 +26,16 @@ LARGE = 2048  # rows whose latents have 128 KB; those of the others have 16 byte
 SHAPE = (16, 1, 32, 64)  # of float32: 128 KB
 PER_SHARD = 4096  # values: 512 MB of 128 KB each
 BLOCKS, READS = 150, 20  # reads alternate in blocks, and the least time of a block counts
+HEADER = {
+    "family": "qwen-image",
+    "task": "sft",
+    "trainable": ["transformer"],
+    "dtype": "float32",
+    "units": {},
+    "model": {"name": "", "files": {}, "sizes": {}},
+    "columns": ["size"],
+    "empty_prompt": {},
+}
 WRITERS, COMMITS, ROWS = 8, 25, 32
 
 OPEN = """
@@ -75,8 +85,7 @@ def fill(folder: Path, rows: int) -> None:
         texts = {key("prompt_embeds", i): Value("float32", (4,), large[16:32]) for i in numbers}
         for unit, values in (("encode_image", pictures), ("encode_prompt", texts)):
             write_shard(folder / "shards" / unit, unit, values)
-    header = {"columns": [], "empty_prompt": {}}
-    write_manifest(manifest_path(folder, "default"), Manifest(header, Rows(rows)))
+    write_manifest(manifest_path(folder, "default"), Manifest(HEADER, Rows(rows)))
 
 
 def opened(folder: Path, rows: int) -> dict[str, float]:

@@ -79,14 +79,14 @@ def _lines(manifest: Manifest) -> list[bytes]:
 class ManifestFile:
     """An open manifest, its check compared: header, and rows one at a time.
 
-    It stays the same if another manifest takes its name. Raises CacheError if it is damaged, edited, or of another
-    version.
+    It stays the same if another manifest takes its name. shown: the path that errors name. Raises CacheError if it is
+    damaged, edited, or of another version.
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
+    def __init__(self, file: Path, shown: Path | None = None) -> None:
+        self.path = path = shown or file
         try:
-            self._file = path.open("rb")
+            self._file = file.open("rb")
             first = self._file.readline()
             self.header: Mapping[str, Any] = json.loads(first)
             self._start, self._end = len(first), os.fstat(self._file.fileno()).st_size

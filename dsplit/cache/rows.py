@@ -29,9 +29,9 @@ class CachedRows:
 
     def __init__(self, folder: Path, name: str = "default", *, skip_bad: bool = False) -> None:
         self._folder = folder
-        path = find_manifest(folder, name)
+        self._path = path = find_manifest(folder, name)
         self._hold = Hold(path)  # before looking what is there, so that it stays
-        self._manifest = ManifestFile(self._hold.path)
+        self._manifest = ManifestFile(self._hold.path, path)
         self.header: Mapping[str, Any] = self._manifest.header
         check_header(path, self.header)
         self._store = Store(folder)
@@ -48,9 +48,9 @@ class CachedRows:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._manifest = ManifestFile(self._hold.path)
+        self._manifest = ManifestFile(self._hold.path, self._path)
         if self._manifest.header != self.header:
-            raise CacheError(f"{self._hold.path}: was replaced while it was in use; start again")
+            raise CacheError(f"{self._path}: was replaced while it was in use; start again")
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -23,6 +23,16 @@ from dsplit.errors import CacheError, DataError
 from tests.cache.runs import cache, counts, shards
 from tests.commandline import Dsplit
 
+HEADER = {
+    "family": "qwen-image",
+    "task": "sft",
+    "trainable": ["transformer"],
+    "dtype": "float32",
+    "units": {},
+    "model": {"name": "", "files": {}, "sizes": {}},
+    "columns": [],
+    "empty_prompt": {},
+}
 VALUES = {f"{n:032x}": torch.full((3,), float(n)) for n in range(3)}
 
 
@@ -30,9 +40,8 @@ VALUES = {f"{n:032x}": torch.full((3,), float(n)) for n in range(3)}
 def small(tmp_path: Path) -> Path:
     """A cache of three rows with one value each, in one shard of less than 1 kB."""
     write_values(Store(tmp_path), VALUES)
-    header = {"columns": [], "empty_prompt": {}}
     rows = [Entry(key, f"data.csv:{n + 2}", (64, 64), {}, {"latents": key}) for n, key in enumerate(VALUES)]
-    write_manifest(manifest_path(tmp_path, "default"), Manifest(header, rows))
+    write_manifest(manifest_path(tmp_path, "default"), Manifest(HEADER, rows))
     return tmp_path
 
 
@@ -222,7 +231,7 @@ def test_no_cache_is_an_error_and_makes_none(tmp_path: Path, dsplit: Dsplit, opt
 
 def test_verify_of_many_rows_lists_some_and_counts_the_rest(small: Path, dsplit: Dsplit) -> None:
     rows = [Entry(f"{n:032x}", f"data.csv:{n}", (64, 64), {}, {"latents": "f" * 32}) for n in range(30)]
-    write_manifest(manifest_path(small, "default"), Manifest({"columns": [], "empty_prompt": {}}, rows))
+    write_manifest(manifest_path(small, "default"), Manifest(HEADER, rows))
     out = dsplit("cache", "--verify", "--out", small).out
     assert out.count("latents missing") == 20
     assert "and 10 more (--json lists all)" in out

@@ -86,6 +86,10 @@ class CacheOptions:
     dry_run: bool = option(False, "Only print the plan: load no weights, write nothing.")
     why: bool = option(False, "The plan, and what changed in the key of each value to encode.")
     probe: bool = option(False, "The plan, and a time from encoding three rows; nothing is kept.")
+    status: bool = option(False, "Only show what --out holds, and what is missing and why.")
+    verify: bool = option(False, "Only read all of --out, and name every damaged or missing value with its rows.")
+    gc: bool = option(False, "Only list the values in --out that no data set of it needs; with --yes, remove them.")
+    yes: bool = option(False, "With --gc: remove, instead of a dry run.")
 
 
 @dataclass(frozen=True)

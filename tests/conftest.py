@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +19,8 @@ os.environ["_TYPER_FORCE_DISABLE_TERMINAL"] = "1"
 os.environ["TERMINAL_WIDTH"] = "200"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["DSPLIT_INDEX"] = tempfile.mkdtemp(prefix="dsplit-index-")
+atexit.register(shutil.rmtree, os.environ["DSPLIT_INDEX"], ignore_errors=True)
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ def write_file(path: Path, chunks: Iterable[bytes | bytearray]) -> None:
 
     Raises CacheError with the file and the system's reason (disk full, file too large, no permission).
     """
-    temporary = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
+    temporary = temporary_name(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with temporary.open("wb") as file:
@@ -43,6 +43,11 @@ def write_file(path: Path, chunks: Iterable[bytes | bytearray]) -> None:
     finally:
         with contextlib.suppress(OSError):
             temporary.unlink()
+
+
+def temporary_name(path: Path) -> Path:
+    """Where a file lies while it is being written or removed; what dead runs left there is recognised by it."""
+    return path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}.tmp")
 
 
 def sync_folder(folder: Path) -> None:
@@ -81,14 +86,18 @@ def remove_leftovers(folder: Path) -> int:
         host, process = match["host"], match["process"]
         with contextlib.suppress(OSError):
             mine = host == socket.gethostname()
-            if time.time() - path.stat().st_mtime > STALE_SECONDS or (mine and not _alive(int(process))):
+            if time.time() - path.stat().st_mtime > STALE_SECONDS or (mine and not _writes(int(process))):
                 path.unlink()
                 removed += 1
     return removed
 
 
-def _alive(process: int) -> bool:
-    """True if the process may still be writing; this one writes only later."""
+def _writes(process: int) -> bool:
+    return alive(process) and process != os.getpid()  # this process writes only later
+
+
+def alive(process: int) -> bool:
+    """True if the process of this host may still be running."""
     if os.name != "posix":
         return True
     try:
@@ -96,5 +105,5 @@ def _alive(process: int) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        return True
-    return process != os.getpid()
+        pass
+    return True

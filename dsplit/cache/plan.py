@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsplit.cache.keys import call_key, output_key, text_key
 from dsplit.cache.manifest import Entry
+from dsplit.errors import Problem
 from dsplit.models.family import ModelFamily, Task
 from dsplit.units import Split, Unit
 
@@ -80,6 +81,11 @@ class Plan:
     def missing(self, present: Any) -> list[Call]:
         """The calls of which some value is not in `present`."""
         return [c for c in self.calls.values() if any(key not in present for key in c.keys.values())]
+
+    def with_faults(self, problems: Mapping[str, Sequence[Problem]]) -> tuple[Entry, ...]:
+        """The entries, those of rows that could not be encoded with the reason; `problems` by call key."""
+        faults = {p.where: p.what for found in problems.values() for p in found}
+        return tuple(replace(entry, fault=faults.get(entry.place, "")) for entry in self.entries)
 
     def using(self, call: Call) -> list[Entry]:
         """The rows that need a value of `call`."""

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsplit.cache.header import check_header
-from dsplit.cache.manifest import find_manifest, read_manifest
+from dsplit.cache.holds import Hold
+from dsplit.cache.manifest import Entry, ManifestFile, digest_of, find_manifest, manifests
+from dsplit.cache.rowtable import Ids, RowTable, read_table
 from dsplit.cache.store import Store
 from dsplit.errors import CacheError
 
@@ -18,7 +20,7 @@ EXAMPLES = 5  # rows named in the message of an incomplete cache
 
 
 class CachedRows:
-    """The rows of one manifest and their values, joined by key.
+    """The rows of one manifest and their values, joined by key; rows are read when they are asked for.
 
     header: what made the values (family, task, trainable, dtype, model, data options, versions). ids: row ids, in the
     data set's order. `skip_bad` leaves out rows that have values missing, instead of refusing. May be handed to worker
@@ -26,37 +28,51 @@ class CachedRows:
     """
 
     def __init__(self, folder: Path, name: str = "default", *, skip_bad: bool = False) -> None:
-        path = find_manifest(folder, name)
-        manifest = read_manifest(path)
-        self.header: Mapping[str, Any] = manifest.header
-        check_header(path, self.header)
         self._folder = folder
+        self._path = path = find_manifest(folder, name)
+        self._hold = Hold(path)  # before looking what is there, so that it stays
+        self._manifest = ManifestFile(self._hold.path, path)
+        self.header: Mapping[str, Any] = self._manifest.header
+        check_header(path, self.header)
         self._store = Store(folder)
-        self._rows = [row for row in manifest.rows if all(key in self._store for key in row.keys.values())]
-        if len(self._rows) < len(manifest.rows) and not (skip_bad and self._rows):
-            raise CacheError(self._incomplete(manifest.rows))
-        self.left_out = len(manifest.rows) - len(self._rows)
-        self.ids: Sequence[str] = [row.id for row in self._rows]
+        self._table, gaps = self._read_table()
+        self.left_out = len(gaps)
+        if gaps and not (skip_bad and len(gaps) < len(self._table)):
+            raise CacheError(self._incomplete(gaps))
+        if gaps:
+            self._table = self._table.without(gaps)
+        self.ids: Sequence[str] = Ids(self._table.ids)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_manifest"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._manifest = ManifestFile(self._hold.path, self._path)
+        if self._manifest.header != self.header:
+            raise CacheError(f"{self._path}: was replaced while it was in use; start again")
 
     def __len__(self) -> int:
-        return len(self._rows)
+        return len(self.ids)
 
     def place(self, i: int) -> str:
         """Where row `i` stands in the metadata it came from."""
-        return self._rows[i].place
+        return self._row(i).place
 
     def columns(self, i: int) -> dict[str, Any]:
         """The columns that cross to stage 2, typed; `size` as (W, H)."""
-        size = {"size": self._rows[i].size} if "size" in self.header["columns"] else {}
-        return {**self._rows[i].columns, **size}
+        crossing = set(self.header["columns"])
+        columns = self._row(i).columns if crossing - {"size"} else {}
+        return {**columns, **({"size": self._table.size(i)} if "size" in crossing else {})}
 
     def group(self, i: int) -> Hashable:
         """The target size (W, H): rows of one group can form a batch."""
-        return self._rows[i].size
+        return self._table.size(i)
 
     def values(self, i: int) -> dict[str, torch.Tensor]:
         """The values of row `i` without the batch axis, checksums compared. Raises CacheError for a damaged one."""
-        row = self._rows[i]
+        self._hold.renew()
+        row = self._row(i)
         found = {}
         for name, key in row.keys.items():
             try:
@@ -69,12 +85,30 @@ class CachedRows:
                 ) from None
         return found
 
-    def _incomplete(self, rows: Sequence[Any]) -> str:
-        gaps = [(row, [v for v, key in row.keys.items() if key not in self._store]) for row in rows]
-        gaps = [(row, names) for row, names in gaps if names]
-        shown = [f"  {row.place}: {', '.join(names)} missing" for row, names in gaps[:EXAMPLES]]
+    def _row(self, i: int) -> Entry:
+        return self._manifest.row(*self._table.span(i))
+
+    def _read_table(self) -> tuple[RowTable, list[int]]:
+        """The rows and the numbers of those that lack a value; from the index if it knows that all is there."""
+        digest = self.header["check"]
+        if known := self._store.index.rows(digest):
+            return RowTable.of(*known), []
+        state = self._store.index.state()
+        table, gaps = read_table(self._manifest, self._store)
+        if not gaps:
+            others = {digest, *map(digest_of, manifests(self._folder))}
+            self._store.index.keep_rows(digest, table.kept(), state, others)
+        return table, gaps
+
+    def _incomplete(self, gaps: Sequence[int]) -> str:
+        total = len(self._table)
+        shown = []
+        for i in gaps[:EXAMPLES]:
+            row = self._row(i)
+            names = [name for name, key in row.keys.items() if key not in self._store]
+            shown.append(f"  {row.place}: {', '.join(names)} missing" + (f" ({row.fault})" if row.fault else ""))
         if len(gaps) > EXAMPLES:
             shown.append(f"  and {len(gaps) - EXAMPLES} more")
         damaged = [f"  {path}: damaged, its values do not count" for path in self._store.damaged]
-        head = f"cache incomplete: {len(self._rows)} of {len(rows)} rows in {self._folder}; run `dsplit cache` again"
+        head = f"cache incomplete: {total - len(gaps)} of {total} rows in {self._folder}; run `dsplit cache` again"
         return "\n".join([head, *shown, *damaged])

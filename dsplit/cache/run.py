@@ -13,6 +13,7 @@ from typing import Any
 from dsplit.cache import ranks
 from dsplit.cache.estimate import value_bytes, warn_of_full_disk
 from dsplit.cache.files import claim_folder, remove_leftovers
+from dsplit.cache.holds import Hold, remove_old_holds
 from dsplit.cache.keys import Digests, content_digest
 from dsplit.cache.manifest import Manifest, manifest_path, refuse_foreign, write_manifest
 from dsplit.cache.plan import Call, Plan
@@ -52,6 +53,9 @@ def run_cache(
         _take_stock(folder, store, plan, work.digests, gather)
         if ranks.rank() == 0:
             write_manifest(path, work.manifest)
+        gather(None)  # from here on `--gc` spares what the manifest names; what it took before is missing
+        hold = Hold(path)
+        store.refresh()
         missing = plan.missing(store)
         size = sum(value_bytes(missing, work.model.names(), work.dtype).values())
         say(_work_line(plan, missing, size, folder))
@@ -63,6 +67,8 @@ def run_cache(
         encoded, problems = _encode(stage, missing, gather)
         store.refresh()
         if problems:
+            if ranks.rank() == 0:  # for `--status` to tell
+                write_manifest(path, Manifest(work.manifest.header, plan.with_faults(problems)))
             plan = _without_faulty(plan, problems, skip=data.skip_bad)
             if ranks.rank() == 0:
                 write_manifest(path, Manifest(work.manifest.header, plan.entries))
@@ -71,6 +77,7 @@ def run_cache(
         if ranks.rank() == 0:
             for unit in encoded:
                 store.merge(unit)
+    hold.let_go()
     result["seconds"] = round(time.monotonic() - started, 3)
     return result
 
@@ -79,6 +86,7 @@ def _take_stock(folder: Path, store: Store, plan: Plan, digests: Digests, gather
     """Clears away what dead runs left, and takes damaged values for missing ones."""
     if ranks.rank() == 0:
         remove_leftovers(folder)
+        remove_old_holds(folder)
         digests.save()
     for path in store.damaged:
         warn(f"{path}: damaged; its values will be encoded again")

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsplit.cache import shards
+from dsplit.cache.index import BROKEN, UNREADABLE, Index
 from dsplit.cache.shards import Damaged, Entry, Value
 from dsplit.errors import CacheError
 
@@ -23,48 +24,40 @@ MANY_VALUES = 100_000
 
 
 class Store:
-    """Reads values by key. The index is made of the shards' own tables, so nothing can fall behind them."""
+    """Reads values by key. What lies where is made of the shards' own tables, and kept in an index on this host."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder / "shards"
-        self.damaged: list[Path] = []  # shards whose header cannot be believed
-        self._entries: dict[str, list[Entry]] = {}
-        self._shards: set[Path] = set()
-        self._broken: set[Path] = set()  # shards with a damaged value
+        self.index = Index(self.folder)
         self.refresh()
 
     def refresh(self) -> None:
         """Takes up shards that appeared, and forgets those that went away."""
-        present = set(self.folder.glob("*/*.safetensors"))
-        self._forget(self._shards - present)
-        self.damaged = [path for path in self.damaged if path in present]
-        for path in sorted(present - self._shards - set(self.damaged)):
-            try:
-                self.add(shards.read_table(path))
-            except Damaged:
-                self.damaged.append(path)
-            except OSError as error:
-                if path.exists():
-                    raise CacheError(f"{path}: cannot be read: {error.strerror}") from error
+        self.index.sync()
 
-    def _forget(self, gone: set[Path]) -> None:
-        if gone:
-            left = {k: [e for e in entries if e.shard not in gone] for k, entries in self._entries.items()}
-            self._entries = {k: entries for k, entries in left.items() if entries}
-            self._shards -= gone
+    @property
+    def damaged(self) -> list[Path]:
+        """The shards whose headers cannot be believed; their values do not count."""
+        return self.index.unsound(UNREADABLE)
 
     def add(self, entries: dict[str, Entry]) -> None:
         """Takes the entries of a shard into the index."""
-        for key, entry in entries.items():
-            self._entries.setdefault(key, []).append(entry)
-            self._shards.add(entry.shard)
+        for entry in entries.values():
+            self.index.add(entry.shard, entries)
+            break
 
     def __contains__(self, key: str) -> bool:
-        return key in self._entries
+        return bool(self.index.find(key))
+
+    def present(self, keys: Sequence[str]) -> set[str]:
+        """Those of `keys` that have a value; quicker than to ask for each."""
+        return self.index.present(keys)
 
     def entry(self, key: str) -> Entry:
         """Where the value of `key` lies; KeyError if it is not there."""
-        return self._entries[key][0]
+        for entry in self.index.find(key):
+            return entry
+        raise KeyError(key)
 
     def read(self, key: str) -> Value:
         """The bytes of `key`, its checksum compared; from another shard if one is damaged or was merged away.
@@ -73,17 +66,19 @@ class Store:
         """
         for attempt in (1, 2):
             damage: Damaged | None = None
-            for entry in self._entries.get(key, []):
+            for entry in self.index.find(key):
                 try:
                     return shards.read_value(key, entry)
                 except Damaged as error:
                     damage = error
                 except OSError:
                     continue
-            if damage:
-                raise CacheError(f"{damage}; run `dsplit cache` again: it repairs just that")
             if attempt == 1:
+                if damage:  # or it is the index that is wrong
+                    self.index.drop({entry.shard for entry in self.index.find(key)})
                 self.refresh()  # a merge may have moved it
+            elif damage:
+                raise CacheError(f"{damage}; run `dsplit cache` again: it repairs just that")
         raise KeyError(key)
 
     def get(self, key: str) -> torch.Tensor:
@@ -99,36 +94,25 @@ class Store:
     def damaged_values(self, keys: Iterable[str]) -> list[tuple[str, Path]]:
         """Reads the values of `keys`: those that are damaged, each with its shard."""
         found = []
-        for key in sorted((k for k in keys if k in self._entries), key=self._position):
-            for entry in self._entries[key]:
-                try:
-                    shards.read_value(key, entry)
-                    break
-                except (Damaged, OSError):
-                    found.append((key, entry.shard))
+        places = {key: entries for key in keys if (entries := self.index.find(key))}
+        for key in sorted(places, key=lambda key: (places[key][0].shard, places[key][0].start)):
+            found += [(key, entry.shard) for entry in places[key] if not shards.good(key, entry)]
         return found
 
     def forget_values(self, damaged: Iterable[tuple[str, Path]]) -> None:
         """Takes damaged values out of the index, so that they are made anew; the next merge repairs their shards."""
         for key, shard in damaged:
-            left = [e for e in self._entries.pop(key, []) if e.shard != shard]
-            self._broken.add(shard)
-            if left:
-                self._entries[key] = left
-
-    def _position(self, key: str) -> tuple[Path, int]:
-        entry = self._entries[key][0]
-        return entry.shard, entry.start
+            self.index.forget(key, shard)
 
     def merge(self, unit: str) -> None:
         """Joins the small shards of `unit`, and removes the broken ones, whose values were made anew."""
         folder = self.folder / unit
         if folder.is_dir():
-            count = sum(e[0].shard.parent == folder for e in self._entries.values())
-            target = SMALL_TARGET if count < MANY_VALUES else LARGE_TARGET
-            shards.merge(folder, unit, target, self._broken | set(self.damaged))
-            self._forget(self._broken)  # one of the new shards may have the name of a broken one
-            self._broken, self.damaged = set(), []
+            count = self.index.totals().get(unit, {}).get("values", 0)
+            broken = [path for path in self.index.unsound(UNREADABLE, BROKEN) if path.parent == folder]
+            shards.merge(folder, unit, SMALL_TARGET if count < MANY_VALUES else LARGE_TARGET, broken)
+            self.refresh()  # first, so that the values are never nowhere
+            self.index.drop(broken)  # one of the new shards may have the name of a broken one
             self.refresh()
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
+from dsplit.commands.cache_jobs import do, job_of
 from dsplit.commands.families import check_columns
 from dsplit.commands.options import Given, takes
 from dsplit.commands.plan_text import plan_text
 from dsplit.commands.reference import ReferenceOptions
-from dsplit.commands.resolve import resolve
+from dsplit.commands.resolve import CACHE, resolve
 from dsplit.commands.result import show, size
 from dsplit.console import counted
 from dsplit.recipe import CacheOptions, DataOptions, ModelOptions, TrainOptions
@@ -27,6 +29,9 @@ def cache(given: Given) -> None:
     With --dry-run, --why or --probe the plan is printed and nothing is written.
     """
     model, data, options = resolve("cache", given, CacheOptions)
+    if job := job_of(options):
+        do(job, Path(options.out or CACHE), given, yes=options.yes)
+        return
     ignored = [f"--{n.replace('_', '-')}" for n in given if n in IGNORED]
 
     check_columns(model, given.get("extra_inputs", ""), "--extra-inputs")

@@ -18,6 +18,7 @@ SECTIONS = {
     "validate": ValidateOptions,
 }
 LEFT_OUT = {"width", "height", "from_cache", "overwrite", "parity", "parity_rows", "tolerance"}
+LEFT_OUT |= {"status", "verify", "gc", "yes"}  # jobs of their own
 CACHE_ONLY = {"name"}  # train and validate follow the cache's
 HEAD = """\
 # The settings of this run: `dsplit cache`, `dsplit train --from-cache` and `dsplit validate` read them in this folder.

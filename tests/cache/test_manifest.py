@@ -19,8 +19,10 @@ from dsplit.cache.manifest import (
 from dsplit.errors import CacheError, UsageError
 
 ROWS = (
-    Entry("r1", "data/metadata.csv:2", (64, 96), {"prompt": "eine Größe\n,", "seed": 7}, {"latents": "k1"}),
-    Entry("r2", "data/metadata.csv:3", (64, 64), {"prompt": "", "seed": None}, {"latents": "k2"}),
+    Entry(
+        "1" * 32, "metadata.csv:2", (64, 96), {"prompt": "eine Größe\n,\u2028\x85", "seed": 7}, {"latents": "a" * 32}
+    ),
+    Entry("2" * 32, "metadata.csv:3", (64, 64), {"prompt": "", "seed": None}, {"latents": "b" * 32}, "NaN in latents"),
 )
 
 
@@ -39,9 +41,9 @@ def test_a_manifest_comes_back(path: Path) -> None:
 
 
 def test_a_manifest_is_readable_text(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert len(lines) == 3
-    assert json.loads(lines[1])["columns"]["prompt"] == "eine Größe\n,"
+    lines = path.read_text(encoding="utf-8").split("\n")
+    assert len(lines) == 3 + 1
+    assert json.loads(lines[1])["columns"]["prompt"] == "eine Größe\n,\u2028\x85"
     assert "Größe" in lines[1]
 
 

@@ -100,12 +100,13 @@ def double(a: torch.Tensor) -> torch.Tensor:
 def test_a_job_reads_what_an_earlier_one_stored(tmp_path: Path) -> None:
     first, second = jobs_of(split((count, double), columns=("prompt",), wanted=("a", "b")))
     store = Store(tmp_path)
-    made = [Call("1", first, None, {"a": "ka"}, {}), Call("2", second, None, {"b": "kb"}, {"a": "ka"})]
+    a, b = "a" * 32, "b" * 32
+    made = [Call("1", first, None, {"a": a}, {}), Call("2", second, None, {"b": b}, {"a": a})]
     model = locate(ModelOptions(model=str(tiny.QWEN_IMAGE)))
     plan: Any = None
     outcome = Stage1(plan, model, store, "float32", "cpu", {}, 0).run(made)
     assert outcome.encoded == {"count": 1, "double": 1}
-    assert (store.get("ka").tolist(), store.get("kb").tolist()) == ([0.0], [0.0])
+    assert (store.get(a).tolist(), store.get(b).tolist()) == ([0.0], [0.0])
 
 
 def picture_row(folder: Path, n: int) -> Row:

@@ -45,7 +45,7 @@ def test_cached_values_are_those_of_the_units(made: tuple[Path, Path, dict[str, 
     components = {n: load_component(model, n, torch.float32, "cpu") for n in ("vae", "text_encoder", "tokenizer")}
     split = model.family.split(sft())
     dataset = read_dataset(DataOptions(metadata=str(metadata)), model.family.columns_for(sft()), 16)
-    assert rows.ids == [row.id for row in dataset.rows]
+    assert list(rows.ids) == [row.id for row in dataset.rows]
     for i, row in enumerate(dataset.rows):
         plain = encode(split.stage1, inputs(row), components)
         cached = rows.values(i)

@@ -6,6 +6,7 @@ first two may also stand at the top, and in a command's section, where they hold
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from difflib import get_close_matches
@@ -64,9 +65,9 @@ def names_in(section: str) -> list[str]:
 
 
 def _from(folder: Path, name: str, value: Any) -> Any:
-    """The value, a relative path in it made to start at `folder`."""
+    """The value, a relative path in it made to start at `folder`, and `~` the user's home."""
     is_path = name in PATHS or (name in PERHAPS_PATHS and isinstance(value, str) and (folder / value).exists())
-    return str(folder / value) if is_path and isinstance(value, str) and value else value
+    return str(folder / os.path.expanduser(value)) if is_path and isinstance(value, str) and value else value
 
 
 def _parse(path: Path) -> dict[str, Any]:

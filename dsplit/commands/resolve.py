@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import Field, fields
 from pathlib import Path
@@ -126,6 +127,8 @@ def _checked(field: Field, value: Any) -> Any:
             raise UsageError(f"{name}: {value!r} is no list of texts")
     elif value is not None and type(value) is not kind:
         raise UsageError(f"{name}: {value!r} in {NAME} should be {kind.__name__}")
+    if kind is float and value is not None and not math.isfinite(value):
+        raise UsageError(f"{name}: {value} is no finite number")
     choices, minimum = field.metadata["choices"], field.metadata["minimum"]
     if choices and value is not None and value not in choices:
         raise UsageError(f"{name}: unknown '{value}'; choose from {', '.join(choices)}")

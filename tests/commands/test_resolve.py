@@ -125,12 +125,45 @@ def test_wrong_settings_are_usage_errors(folder: Path, text: str, says: str) -> 
 
 @pytest.mark.parametrize(
     "words",
-    ["--save-steps 0", "--save-every -1", "--epochs 0", "--max-steps 0", "--batch-size 0", "--lr nan", "--repeat 0"],
+    ["--save-steps 0", "--save-every -1", "--epochs 0", "--max-steps 0", "--batch-size 0", "--lr -1", "--repeat 0"],
 )
 def test_a_count_below_its_smallest_names_the_option(words: str) -> None:
     name = words.split()[0].replace("every", "steps")
     with pytest.raises(UsageError, match=f"^{name}: .* is below"):
         resolved("train", *words.split())
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("train", "--lr nan"),
+        ("train", "--lr inf"),
+        ("train", "--weight-decay inf"),
+        ("train", "--alpha -inf"),
+        ("validate", "--cfg nan"),
+        ("validate", "--lora-scale inf"),
+        ("validate", "--tolerance nan"),
+    ],
+)
+def test_a_number_that_is_not_finite_names_the_option(command: str, words: str) -> None:
+    with pytest.raises(UsageError, match=f"^{words} is no finite number$".replace(" ", ": ", 1)):
+        resolved(command, *words.split())
+
+
+def test_a_number_of_the_file_must_be_finite_too(folder: Path) -> None:
+    (folder / "dsplit.toml").write_text("[train]\nweight_decay = inf\n")
+    with pytest.raises(UsageError, match=r"^--weight-decay: inf is no finite number$"):
+        resolved("train")
+
+
+def test_a_tilde_in_the_file_is_the_home(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/someone")
+    monkeypatch.setenv("USERPROFILE", "/home/someone")
+    text = "[data]\ndata = '~/d'\nmetadata = '~/m.csv'\n[cache]\nout = '~'\n[train]\nout = '~/r'\n"
+    (folder / "dsplit.toml").write_text(text)
+    _, data, train = resolved("train", "--from-cache")
+    assert (data.data, data.metadata) == (str(Path("/home/someone/d")), str(Path("/home/someone/m.csv")))
+    assert (train.from_cache, train.out) == (str(Path("/home/someone")), str(Path("/home/someone/r")))
 
 
 @pytest.mark.parametrize(

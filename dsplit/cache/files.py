@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dsplit.errors import CacheError
@@ -73,6 +73,20 @@ def claim_folder(folder: Path) -> None:
     except OSError as error:
         reason = error.strerror or error
         raise CacheError(f"{folder}: cannot write there: {reason}; give another folder with --out") from error
+
+
+@contextlib.contextmanager
+def claimed(folder: Path) -> Iterator[None]:
+    """Claims `folder`; an error meanwhile takes it away again, if it was made for this and nothing lies in it."""
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    claim_folder(folder)
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            for path in made:
+                path.rmdir()
+        raise
 
 
 def remove_leftovers(folder: Path) -> int:

@@ -188,6 +188,8 @@ def find_manifest(folder: Path, name: str) -> Path:
         raise CacheError(f"no cache in {folder}: does not exist; make it with `dsplit cache --out {folder}`")
     if not folder.is_dir() or (not (folder / "manifests").is_dir() and any(folder.iterdir())):
         raise CacheError(f"no cache in {folder}: not a cache folder; make one with `dsplit cache`")
+    if path.exists():
+        raise CacheError(f"{path}: is no file; move it away and run `dsplit cache` again")
     names = [p.stem for p in manifests(folder)]
     if names:
         raise CacheError(f"no cache called '{name}' in {folder}: it has {', '.join(names)}; choose with --name")

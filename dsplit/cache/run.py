@@ -12,7 +12,7 @@ from typing import Any
 
 from dsplit.cache import ranks
 from dsplit.cache.estimate import value_bytes, warn_of_full_disk
-from dsplit.cache.files import claim_folder, remove_leftovers
+from dsplit.cache.files import claimed, remove_leftovers
 from dsplit.cache.holds import Hold, remove_old_holds
 from dsplit.cache.keys import Digests, content_digest
 from dsplit.cache.manifest import Manifest, manifest_path, refuse_foreign, write_manifest
@@ -44,8 +44,8 @@ def run_cache(
     refuse_foreign(folder)
     if cache.dry_run or cache.probe or cache.why:
         return preview(model, data, cache, folder, path)
-    claim_folder(folder)
-    work = find_work(model, data, folder, fetch=True, first=first)
+    with claimed(folder):
+        work = find_work(model, data, folder, fetch=True, first=first)
     plan = work.plan
 
     with ranks.together() as gather:

@@ -46,11 +46,15 @@ def _prepare(given: Given) -> dict[str, Any]:
         write_demo(Path(given["demo"]))
         return {"demo": given["demo"]}
     folder = Path(given.get("out") or ".")
-    from dsplit.models.model import MODELS
-
     model, data, options = resolve("prepare", given, PrepareOptions, folder)
     if options.stage not in (None, 1, 2):
         raise UsageError(f"--stage {options.stage}: there are two stages, 1 and 2")
+    sources = (model.model, model.model_path, model.model_id_with_origin_paths, model.model_paths)
+    if options.check:
+        if not (data.data or data.metadata):
+            raise UsageError("--check: name the data set by --data, --metadata or both")
+    elif not any((*sources, data.data, data.metadata, options.dataset)):
+        raise UsageError("nothing to prepare: give --model, --data or both; --demo FOLDER writes an example")
     result: dict[str, Any] = {}
     if options.dataset:
         from dsplit.models.fetch import fetch_dataset
@@ -60,17 +64,22 @@ def _prepare(given: Given) -> dict[str, Any]:
         result["dataset"] = str(target)
         if not {"model", "data", "metadata", "out"} & set(given):
             return result
-    if not options.check:
-        from dsplit.cache.files import claim_folder
-
-        claim_folder(folder)
-    origin, model = source(model, options)
-    if data.data or data.metadata:
-        result |= check(model, data)
-    elif options.check:
-        raise UsageError("--check: name the data set by --data, --metadata or both")
     if options.check:
-        return result
+        return result | check(model, data)
+    from dsplit.cache.files import claimed
+
+    with claimed(folder):
+        return result | _run_folder(folder, given, model, data, options)
+
+
+def _run_folder(
+    folder: Path, given: Given, model: ModelOptions, data: DataOptions, options: PrepareOptions
+) -> dict[str, Any]:
+    """Checks the data, fetches the weights and writes dsplit.toml, in this order."""
+    from dsplit.models.model import MODELS
+
+    origin, model = source(model, options)
+    result = check(model, data) if data.data or data.metadata else {}
     if model.model or model.model_path:
         result["weights"] = weights(origin, model, options.stage)
     names = {f.name for group in (ModelOptions, DataOptions) for f in fields(group)}

@@ -29,18 +29,18 @@ def run_validate(model: ModelOptions, data: DataOptions, validate: ValidateOptio
     alone. Raises UsageError, ModelError or CacheError before anything is drawn where the LoRA is missing or does not
     fit, or the folder of the results cannot be written.
     """
-    from dsplit.cache.files import claim_folder
+    from dsplit.cache.files import claimed
     from dsplit.models.load import pick_device, pick_dtype, set_threads
     from dsplit.models.locate import find_family, locate
     from dsplit.validation.pictures import save
 
     lora = find_lora(validate.lora, run, needed=not validate.parity)
     out = Path(validate.out) if validate.out else (lora.parent if lora else run) / "validate"
-    claim_folder(out)
-    set_threads(model.threads)
-    device = pick_device(model.device)
-    dtype = pick_dtype(model.dtype, device)
-    located = locate(model, fetch=[c.name for c in find_family(model).components], hub=model.hub)
+    with claimed(out):
+        set_threads(model.threads)
+        device = pick_device(model.device)
+        dtype = pick_dtype(model.dtype, device)
+        located = locate(model, fetch=[c.name for c in find_family(model).components], hub=model.hub)
     parity = None
     if validate.parity:  # first: it finds faults of the data, and takes less time than pictures
         from dsplit.validation.parity import check_parity

@@ -77,6 +77,10 @@ def test_what_is_said_where_there_is_no_cache(tmp_path: Path, path: Path) -> Non
     with pytest.raises(CacheError, match=r"no cache called 'other' in .*: it has default; choose with --name"):
         find_manifest(tmp_path, "other")
     assert find_manifest(tmp_path, "default") == path
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(CacheError, match=r"default\.jsonl: is no file; move it away"):
+        find_manifest(tmp_path, "default")
 
 
 @pytest.mark.parametrize("file", ["0.pth", "0/17.pth"])

@@ -51,6 +51,30 @@ def test_a_run_folder_needs_no_more_options(here: Path, capsys: pytest.CaptureFi
     assert "3 rows in 2 buckets, for qwen-image" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("words", [[], ["--out", "new"], ["--overwrite"]])
+def test_nothing_to_prepare_says_what_to_give(words: list[str], here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["prepare", *words]) == 2
+    assert "nothing to prepare: give --model, --data or both; --demo FOLDER writes" in capsys.readouterr().err
+    assert list(here.iterdir()) == []
+    (here / "dsplit.toml").write_text("[data]\ndata = 'pictures'\n")
+    tiny.dataset(here / "pictures", 1)
+    assert main(["prepare"]) == 0
+    assert capsys.readouterr().out.startswith("1 row in 1 bucket, for qwen-image\n")
+
+
+def test_a_folder_made_for_nothing_goes_away(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny.dataset(here / "pictures", 1)
+    assert main(["prepare", "--model", "nope", "--data", "pictures", "--out", "runs/a"]) == 1
+    assert main(["cache", "--model", "nope", "--data", "pictures", "--out", "runs/a/cache"]) == 1
+    (here / "a.safetensors").write_bytes(b"")
+    assert main(["validate", "--model", "nope", "--lora", "a.safetensors", "--out", "runs/a/b"]) == 1
+    assert capsys.readouterr().err.count("'nope' is no model family") == 3
+    assert not (here / "runs").exists()
+    (here / "mine").mkdir()
+    assert main(["cache", "--model", "nope", "--data", "pictures", "--out", "mine"]) == 1
+    assert (here / "mine").is_dir()
+
+
 def test_a_settings_file_that_is_there_is_kept(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (here / "dsplit.toml").write_text("[train]\nrank = 7\n")
     tiny.dataset(here / "pictures", 1)

@@ -142,7 +142,7 @@ def test_an_unknown_name_gets_the_nearest_known() -> None:
 
 def test_an_unknown_name_points_at_broken_plugins(install) -> None:
     install("raises", "1 / 0")
-    with pytest.raises(UsageError, match=r"unknown task 'ours'; .*1 broken plugin\(s\): see `dsplit tasks`"):
+    with pytest.raises(UsageError, match=r"unknown task 'ours'; .*1 broken plugin: see `dsplit tasks`"):
         read().task("ours")
 
 

@@ -12,7 +12,6 @@ from typing import TypeVar
 import pluggy
 
 from dsplit import hookspecs
-from dsplit.console import counted
 from dsplit.errors import UsageError
 from dsplit.models.family import ModelFamily, Task
 
@@ -95,5 +94,7 @@ def _pick(things: Mapping[str, Thing], name: str, kind: str, broken: tuple[Broke
     near = get_close_matches(name, things, n=3) or sorted(things)
     message = f"unknown {kind} '{name}'; known: {', '.join(near)}"
     if broken:
+        from dsplit.console import counted  # loads rich, which `dsplit tasks` can do without
+
         message += f" ({counted(len(broken), 'broken plugin')}: see `dsplit tasks`)"
     raise UsageError(message)

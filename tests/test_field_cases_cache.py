@@ -77,7 +77,7 @@ def test_c07_nothing_usable_is_no_success(
     done = dsplit(*cache_words(path, tmp_path / "cache"), *more)
     assert (done.code, f"error: 0 usable rows in '{path}' ({why})" in done.err) == (1, True)
     done = dsplit("train", "--model", MODEL, "--from-cache", tmp_path / "cache", "--out", tmp_path / "o")
-    assert (done.code, f"error: no cache in {tmp_path / 'cache'}: no entries" in done.err) == (1, True)
+    assert (done.code, f"error: no cache in {tmp_path / 'cache'}: does not exist" in done.err) == (1, True)
 
 
 def test_c07_training_from_what_is_no_cache(dsplit: Dsplit, tmp_path: Path) -> None:

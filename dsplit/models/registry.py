@@ -43,9 +43,6 @@ class Registry:
         """The task called `name`, the default one for None; raises UsageError with the nearest names."""
         return _pick(self.tasks, name or DEFAULT_TASK, "task", self.broken)
 
-    def supporting(self, task: str) -> list[ModelFamily]:
-        return [f for f in self.families.values() if task in f.tasks]
-
 
 @functools.cache
 def registry() -> Registry:

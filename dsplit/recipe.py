@@ -44,6 +44,12 @@ class ModelOptions:
         shown="bfloat16 on CUDA, else float32",
         choices=("float32", "bfloat16", "float16"),
     )
+    posterior: str | None = option(
+        None,
+        "Latents from the VAE: its posterior's mean, or a sample drawn anew at each visit.",
+        shown="mean",
+        choices=("mean", "sample"),
+    )
     device: str | None = option(None, "cpu, cuda, cuda:1, mps ...", shown="the best there is")
     threads: int | None = option(
         None, "CPU threads of torch; results are bit-equal at equal threads only.", shown="torch's", minimum=1
@@ -69,6 +75,10 @@ class DataOptions:
     resolution: str | None = option(None, "WxH: every picture is scaled and cropped to this size.")
     width: int | None = option(None, "Same as --resolution, with --height.", minimum=1)
     height: int | None = option(None, "Same as --resolution, with --width.", minimum=1)
+    flip: bool = option(False, "Each picture also mirrored; one of the two is drawn at each visit.")
+    crops: int = option(
+        1, "Up to this many windows of each picture along its longer side; one is drawn at each visit.", minimum=1
+    )
     max_image_pixels: int = option(178956970, "Refuse pictures with more pixels than this.", minimum=1)
     skip_bad: bool = option(False, "Leave out rows with faults instead of stopping.")
     rand_device: str | None = option(
@@ -83,6 +93,9 @@ class CacheOptions:
     out: str | None = option(None, "Folder of the cache.", shown="cache")
     name: str = option("default", "Name of this set of rows within the cache.")
     workers: int = option(2, "Threads that decode pictures ahead of the encoder.", minimum=0)
+    encode_batch: int = option(
+        1, "Rows of one size per forward pass of an encoder: faster, other values in the last bits.", minimum=1
+    )
     dry_run: bool = option(False, "Only print the plan: load no weights, write nothing.")
     why: bool = option(False, "The plan, and what changed in the key of each value to encode.")
     probe: bool = option(False, "The plan, and a time from encoding three rows; nothing is kept.")
@@ -125,6 +138,7 @@ class TrainOptions:
         "Density of sigma before the shift: uniform, logit_normal, mode.",
         choices=("uniform", "logit_normal", "mode"),
     )
+    prompt_dropout: float = option(0.0, "Share of visits, 0 to 1, whose prompt is left empty.", minimum=0)
     fixed_noise: bool = option(False, "direct_distill without a seed column: the same noise at each visit of a row.")
     seed: int = option(0, "Seed of noise, sigma, order and LoRA initialisation.")
     workers: int = option(0, "Processes that read batches ahead.", minimum=0)

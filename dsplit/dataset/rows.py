@@ -5,13 +5,24 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dsplit.errors import Problem
 
 _JSON = json.JSONEncoder(ensure_ascii=False)  # made once: there may be ten million rows
+
+
+class View(NamedTuple):
+    """A window of the scaled picture: its left and top edge in pixels; flip: mirrored after the crop."""
+
+    left: int
+    top: int
+    flip: bool = False
+
+
+Choice = Mapping[str, int | None]  # column -> the number of its variant; None: the empty text
 
 
 @dataclass(frozen=True)
@@ -22,7 +33,8 @@ class Row:
     source: the metadata file or folder, as the user gave it. line: physical line in it (the header is 1), 0 for a
     plain folder. columns: typed values by canonical name; a file column holds the path as written, with / separators.
     files: absolute path per file column. image_size: W, H of the picture as shown. size: target W, H. item: its number
-    in a JSON list where several begin on that line, else 0.
+    in a JSON list where several begin on that line, else 0. view: the window of the picture that is used. variants:
+    all values of the columns that have several (`prompt`: captions, `view`: windows); columns and view hold the first.
     """
 
     id: str
@@ -33,6 +45,18 @@ class Row:
     image_size: tuple[int, int]
     size: tuple[int, int]
     item: int = 0
+    view: View = View(0, 0)
+    variants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+
+    def pick(self, choice: Choice) -> Row:
+        """The row as it is with these variants; the columns that `choice` does not name stay as they are."""
+        picked = {
+            name: "" if k is None else self.variants[name][k]
+            for name, k in choice.items()
+            if k is None or name in self.variants
+        }
+        view = picked.pop("view", self.view)
+        return replace(self, columns={**self.columns, **picked}, view=view)
 
     @property
     def place(self) -> str:

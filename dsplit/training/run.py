@@ -41,6 +41,8 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
     started = time.monotonic()
     if ranks.world() > 1:
         raise UsageError(f"`dsplit train` runs in one process so far, not in {ranks.world()}; start it with one")
+    if not 0 <= train.prompt_dropout <= 1:
+        raise UsageError(f"--prompt-dropout {train.prompt_dropout:g}: it is a share of visits, from 0 to 1")
     out = Path(train.out or OUT)
     refuse_earlier(out, train.overwrite)
     set_threads(model.threads)
@@ -52,7 +54,7 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
     plan = adapters(skeletons, train.targets, job.family.lora_targets, job.family.trainable)
     if start:
         check_start(start, skeletons, plan)
-    check_devices(job.rows)
+    check_devices(job.rows, job.split.columns)
     claim_folder(out)
 
     order = Order(
@@ -76,13 +78,14 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
         load_start(start, job.components)
     for name in job.trained:
         _train_mode(name, job.components[name], train.gradient_checkpointing)
+    process = job.noise_process()
     objective = Objective(
-        job.family, job.task, job.components, job.trained, job.noise_process(), train.seed, asdict(train)
+        job.family, job.task, job.components, job.trained, process, train.seed, asdict(train), job.posterior
     )
     run = RunFolder(out, job.components, job.trained, train.lora_format, total, train.save_steps)
     run.begin(_recipe(job, model, data, train, device, total))
     schedule = Schedule(train.lr_scheduler, float(train.lr or 0), train.weight_decay, train.lr_warmup_steps, total)
-    reader = Reader(job.rows, ragged_axes(objective.widest))
+    reader = Reader(job.rows, ragged_axes(objective.widest), train.seed, train.prompt_dropout)
     metrics = fit(objective, weights, reader, order, schedule, run, device, 0 if job.live else train.workers)
     return {
         "steps": total,
@@ -112,6 +115,8 @@ def _resolved(train: TrainOptions, job: Job, start: Start | None) -> TrainOption
         if not 0 < value < torch.finfo(torch.float32).max:
             raise UsageError(f"--{name} {value:g}: it must be above 0 and a number of fp32")
     refuse_format(train.lora_format, job.trained)
+    if train.prompt_dropout and "prompt" not in (*job.split.stage1_columns, *job.split.columns):
+        raise UsageError(f"--prompt-dropout: {job.family.name} reads no prompt; leave it out")
     if job.live and train.workers:
         warn("--workers: an unsplit run encodes in this process; ignored")
     return replace(train, rank=rank, alpha=alpha, lr=lr)
@@ -128,6 +133,8 @@ def _say_plan(job: Job, order: Order, total: int, train: TrainOptions, device: t
         f"{job.family.name} {job.task.name}, "
         f"{'from cache' if train.from_cache else 'unsplit'}, {_dtype(job.dtype)} on {device}, "
         f"lr {train.lr:g} {train.lr_scheduler}"
+        + (f", prompt dropout {train.prompt_dropout:g}" if train.prompt_dropout else "")
+        + (", latents drawn from the posterior" if job.posterior == "sample" else "")
     )
     for bucket, (rows, n) in list(counts.items())[:BUCKETS_SHOWN]:
         say(f"  {describe(bucket, job.task.group_by)}: {counted(rows, 'row')}, {counted(n, 'batch')}")
@@ -161,6 +168,7 @@ def _recipe(
         "model": job.model.name,
         "trainable": job.trained,
         "dtype": _dtype(job.dtype),
+        "posterior": job.posterior,
         "device": str(device),
         "threads": torch.get_num_threads(),
         "steps": total,

@@ -31,8 +31,8 @@ from dsplit.units import Split
 class Job:
     """trained: the components to train. loaded: those to load, each with a unit that needs it.
 
-    posterior: whether latents are its `mean`, or a `sample` drawn at each visit. header: what made the cache; empty for an unsplit run. components: the loaded ones, empty at first; live rows
-    encode with them.
+    posterior: whether latents are its `mean`, or a `sample` drawn at each visit. header: what made the cache; empty for
+    an unsplit run. components: the loaded ones, empty at first; live rows encode with them.
     """
 
     family: ModelFamily
@@ -87,8 +87,6 @@ def cached_job(model: ModelOptions, data: DataOptions, train: TrainOptions, devi
     refuse_other(folder, header, requested)
     family, task = registry().family(header["family"]), registry().task(header["task"])
     trained, posterior = tuple(header["trainable"]), header["posterior"]
-    if train.prompt_dropout:
-        refuse_dropout(folder, header)
     loaded = _needed(split_of(family, task, trained, posterior), stage1=False)
     dtype = pick_dtype(header["dtype"], device)
     found = _located(model, loaded)
@@ -137,17 +135,18 @@ def refuse_other(folder: Path, header: Mapping[str, Any], requested: Mapping[str
         )
 
 
-def refuse_dropout(folder: Path, header: Mapping[str, Any]) -> None:
-    """Raises UsageError if the cache can have no value for the empty prompt in place of one that training reads."""
-    twinless = [
-        value
-        for value in header["values"]
-        if "prompt" in header["axes"].get(value, ()) and value not in header["empty_prompt"]
-    ]
+def refuse_dropout(job: Job) -> None:
+    """Raises UsageError if the job has no prompt to drop, or its cache no value for the empty one in its place."""
+    if "prompt" not in (*job.split.stage1_columns, *job.split.columns):
+        raise UsageError(f"--prompt-dropout: {job.family.name} reads no prompt; leave it out")
+    if job.live:
+        return
+    axes, twins = job.header["axes"], job.header["empty_prompt"]
+    twinless = [value for value in job.split.boundary if "prompt" in axes.get(value, ()) and value not in twins]
     if twinless:
         raise UsageError(
-            f"--prompt-dropout: {folder} has no {', '.join(twinless)} of the empty prompt, since more of a row than its "
-            "prompt makes it; leave the option out, or train without --from-cache"
+            f"--prompt-dropout: the cache has no {', '.join(twinless)} of the empty prompt, since more of a row than "
+            "its prompt makes it; leave the option out, or train without --from-cache"
         )
 
 
@@ -165,8 +164,8 @@ def check_devices(rows: Rows, crossing: Sequence[str]) -> None:
             first, bad = first if bad else i, bad + 1
     if bad:
         raise TrainingError(
-            f"{rows.place(first)}: rand_device is cuda, but there is no CUDA device here to draw its noise on ({bad} such "
-            "rows); train on a GPU, or drop the seed"
+            f"{rows.place(first)}: rand_device is cuda, but there is no CUDA device here to draw its noise on ({bad} "
+            "such rows); train on a GPU, or drop the seed"
         )
 
 

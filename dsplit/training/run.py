@@ -19,7 +19,7 @@ from dsplit.models.load import load_component, pick_device, set_threads
 from dsplit.recipe import DataOptions, ModelOptions, TrainOptions, stated
 from dsplit.training.batches import Order, Reader, buckets, describe, ragged_axes
 from dsplit.training.checkpoints import RunFolder, refuse_earlier
-from dsplit.training.job import Job, cached_job, check_devices, live_job
+from dsplit.training.job import Job, cached_job, check_devices, live_job, refuse_dropout
 from dsplit.training.loop import Schedule, fit, known_schedules
 from dsplit.training.lora import adapters, inject, skeleton
 from dsplit.training.lora_files import refuse_format
@@ -48,6 +48,8 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
     set_threads(model.threads)
     device = pick_device(model.device)
     job = (cached_job if train.from_cache else live_job)(model, data, train, device)
+    if train.prompt_dropout:
+        refuse_dropout(job)
     start = read_start(Path(train.init_lora), train.rank, train.alpha) if train.init_lora else None
     train = _resolved(train, job, start)
     skeletons = {name: skeleton(job.model, name) for name in job.trained}
@@ -115,8 +117,6 @@ def _resolved(train: TrainOptions, job: Job, start: Start | None) -> TrainOption
         if not 0 < value < torch.finfo(torch.float32).max:
             raise UsageError(f"--{name} {value:g}: it must be above 0 and a number of fp32")
     refuse_format(train.lora_format, job.trained)
-    if train.prompt_dropout and "prompt" not in (*job.split.stage1_columns, *job.split.columns):
-        raise UsageError(f"--prompt-dropout: {job.family.name} reads no prompt; leave it out")
     if job.live and train.workers:
         warn("--workers: an unsplit run encodes in this process; ignored")
     return replace(train, rank=rank, alpha=alpha, lr=lr)

@@ -11,6 +11,7 @@ from dsplit import unit
 from dsplit.dataset import Row
 from dsplit.dataset.rows import View
 from dsplit.errors import TrainingError, UsageError
+from dsplit.models.captions import perhaps_long
 from dsplit.models.locate import locate
 from dsplit.models.registry import registry
 from dsplit.recipe import ModelOptions
@@ -132,3 +133,13 @@ def test_no_row_is_read_for_its_device_where_none_can_be_wrong(monkeypatch, cros
     rows = Seeded()
     check_devices(rows, crossing)
     assert rows.read == []
+
+
+def test_every_caption_of_a_row_is_looked_at_for_its_length():
+    long, longer = "long " * 110, "longer " * 110
+    row = Row(
+        "0", "m.csv", 2, {"prompt": "a cat"}, {}, (64, 64), (64, 48), variants={"prompt": ("a cat", long, longer)}
+    )
+    model = locate(ModelOptions(model=str(tiny.QWEN_IMAGE)))
+    split = model.family.split(registry().task("sft"))
+    assert perhaps_long(model, [row], lambda _: split) == {"prompt": {long: ["m.csv:2"], longer: ["m.csv:2"]}}

@@ -6,9 +6,12 @@ import io
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING
 
 from dsplit.dataset.parquet_cell import ParquetCell
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
 
 
 @dataclass(frozen=True, order=True)
@@ -62,10 +65,10 @@ class _Window(io.RawIOBase):
         self._at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._size}[whence])
         return self._at
 
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        wanted = min(len(buffer), max(0, self._size - self._at))
+    def readinto(self, buffer: WriteableBuffer) -> int:
+        into = memoryview(buffer)[: max(0, self._size - self._at)]
         self._file.seek(self._start + self._at)
-        count = self._file.readinto(buffer[:wanted]) or 0
+        count = self._file.readinto(into)
         self._at += count
         return count
 

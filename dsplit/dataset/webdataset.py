@@ -55,7 +55,7 @@ def read_shards(paths: Sequence[Path], source: str) -> Table:
     orphans: list[str] = []
     for path in paths:
         records += _records(path.absolute(), str(Path(source, path.name)), unused, orphans)
-    columns = tuple(dict.fromkeys(name for record in records for name in record.cells))
+    columns = tuple(dict.fromkeys(name for record in records if not record.faults for name in record.cells))
     told = {
         "captions without a picture": ", ".join(orphans),
         "members of no use here": ", ".join(f"*{ending} ({n})" for ending, n in unused.most_common()),

@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from dsplit.cache.encode import encode, inputs
 from dsplit.cache.keys import Stamp, stamp_of
 from dsplit.cache.plan import Call
+from dsplit.dataset.packed import Source
 from dsplit.errors import DataError
 from dsplit.units import Unit
 
@@ -23,7 +23,7 @@ AHEAD = 2  # calls decoded or being decoded, per worker: pictures in memory
 
 
 def decoded(
-    calls: Sequence[Call], units: Sequence[Unit], stamps: Mapping[Path, Stamp], workers: int
+    calls: Sequence[Call], units: Sequence[Unit], stamps: Mapping[Source, Stamp], workers: int
 ) -> Iterator[tuple[Call, dict[str, Any] | str]]:
     """Per call, in order, its inputs and what `units` (without components) make of them; or what is wrong, in words.
 
@@ -48,7 +48,7 @@ def decoded(
             pool.shutdown(cancel_futures=True)
 
 
-def _decode(call: Call, units: Sequence[Unit], stamps: Mapping[Path, Stamp]) -> dict[str, Any] | str:
+def _decode(call: Call, units: Sequence[Unit], stamps: Mapping[Source, Stamp]) -> dict[str, Any] | str:
     if call.row is None:
         return encode(units, {"prompt": [""]}, {})
     try:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsplit.cache.keys import call_key, output_key, text_key
 from dsplit.cache.manifest import Entry
+from dsplit.dataset.packed import Source
 from dsplit.errors import Problem
 from dsplit.models.family import ModelFamily, Task
 from dsplit.units import Split, Unit
@@ -117,7 +117,7 @@ class Planner:
         """The split that holds for `row`: with the negative prompt only if the row needs it."""
         return self._guided if self.task.negative_if and self.task.negative_if(row.columns) else self.split
 
-    def plan(self, rows: Sequence[Row], files: Mapping[Path, str], components: Mapping[str, str], dtype: str) -> Plan:
+    def plan(self, rows: Sequence[Row], files: Mapping[Source, str], components: Mapping[str, str], dtype: str) -> Plan:
         """The plan for `rows`, given the keys of their files and the digests of the components."""
         calls: dict[str, Call] = {}
         entries = []

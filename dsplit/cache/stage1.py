@@ -7,7 +7,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsplit.cache.ahead import decoded
@@ -16,6 +15,7 @@ from dsplit.cache.keys import Stamp
 from dsplit.cache.plan import Call, Plan, groups
 from dsplit.cache.store import Store, Writer
 from dsplit.console import Progress
+from dsplit.dataset.packed import Source
 from dsplit.errors import Problem
 from dsplit.models.load import load_component, pick_device, set_threads
 from dsplit.models.model import Model
@@ -44,7 +44,7 @@ class Stage1:
     store: Store
     dtype: str
     device: str
-    stamps: Mapping[Path, Stamp]
+    stamps: Mapping[Source, Stamp]
     workers: int
     threads: int | None = None
     watch: Callable[[Call, float], None] | None = None

@@ -15,6 +15,7 @@ from dsplit.cache.plan import Plan, Planner
 from dsplit.cache.store import Store
 from dsplit.console import counted, is_main_process, say, warn
 from dsplit.dataset import Row, read_dataset
+from dsplit.dataset.packed import Source
 from dsplit.models.captions import perhaps_long, warn_of_cut
 from dsplit.models.locate import Model, find_family, locate
 from dsplit.models.registry import registry
@@ -90,9 +91,9 @@ def _lengths(work: Work, row: Row, entry: Entry, column: str, store: Store) -> l
     return [store.entry(entry.keys[o]).shape[axis] for o, axis in stored.items()]
 
 
-def _files(rows: Sequence[Row], planner: Planner) -> dict[Path, str]:
+def _files(rows: Sequence[Row], planner: Planner) -> dict[Source, str]:
     """The files that stage 1 reads, each with the first row that names it."""
-    found: dict[Path, str] = {}
+    found: dict[Source, str] = {}
     for row in rows:
         for name in planner.columns:
             if name in row.files:

@@ -60,10 +60,11 @@ def _record(image: str, caption: Path | None, folder: Path, source: str) -> Reco
     if not_utf8(image):
         what = "the name of the picture is not UTF-8"
         return Record(0, {}, (Fault("not UTF-8", str(Path(source)), f"{what}: {image!a}", "rename it"),))
-    return Record(0, {"image": image, "prompt": _without_line_end(text)})
+    return Record(0, {"image": image, "prompt": without_line_end(text)})
 
 
-def _without_line_end(text: str) -> str:
+def without_line_end(text: str) -> str:
+    """A caption without the last line break of its file."""
     for end in ("\r\n", "\n", "\r"):
         if text.endswith(end):
             return text[: -len(end)]

@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dsplit.dataset.captions import PICTURES
 from dsplit.dataset.faults import Fault, Refusal
+from dsplit.dataset.packed import Packed, Source
+from dsplit.dataset.parquet_cell import ParquetCell
 from dsplit.dataset.table import UTF8_REMEDY, Record, Table, not_utf8
 from dsplit.errors import DataError, Problem, UsageError
 from dsplit.recipe import DataOptions
@@ -95,22 +97,27 @@ def _remedy(table: Table, columns: Sequence[Column], names: Mapping[str, str]) -
 @dataclass(frozen=True)
 class Cells:
     """The cells of one record. values: typed. written: as written, absent and empty ones left out. empty: texts that
-    should not be empty. faults: what cannot be used."""
+    should not be empty. faults: what cannot be used. packed: the pictures that lie within another file."""
 
     values: dict[str, Any]
     written: dict[str, str]
     empty: tuple[str, ...]
     faults: tuple[Fault, ...]
+    packed: Mapping[str, Source] = field(default_factory=dict)
 
 
 def read_cells(record: Record, columns: Sequence[Column], names: Mapping[str, str], where: str) -> Cells:
     """The cells of `record` by canonical name, converted to the kinds of `columns`; texts stay exactly as written."""
     values: dict[str, Any] = {}
     written: dict[str, str] = {}
+    packed: dict[str, Source] = {}
     empty, faults = [], []
     for column in columns:
         try:
-            text = _text(record.cells.get(names[column.name]) if column.name in names else None, column)
+            cell = record.cells.get(names[column.name]) if column.name in names else None
+            if column.kind == "file" and isinstance(cell, Packed | ParquetCell):
+                packed[column.name], cell = cell, cell.text
+            text = _text(cell, column)
             if text:
                 values[column.name] = _converted(text, column)
                 written[column.name] = text
@@ -129,7 +136,7 @@ def read_cells(record: Record, columns: Sequence[Column], names: Mapping[str, st
             option = " or give --rand-device" if column.name == "rand_device" else ""
             what = f"{column.name} is absent, but {column.needed_with} is stated"
             faults.append(Fault("empty cell", where, what, f"state it{option}"))
-    return Cells(values, written, tuple(empty), tuple(faults))
+    return Cells(values, written, tuple(empty), tuple(faults), packed)
 
 
 def _text(cell: Any, column: Column) -> str | None:
@@ -139,6 +146,7 @@ def _text(cell: Any, column: Column) -> str | None:
     number = isinstance(cell, int | float) and not isinstance(cell, bool)
     if not isinstance(cell, str) and not (number and column.kind in ("int", "float")):
         kind = "a number" if number else "a list" if isinstance(cell, list) else "an object"
+        kind = "a picture" if isinstance(cell, Packed | ParquetCell) else kind
         kind = "true or false" if isinstance(cell, bool) else kind
         expected = _expected(column, one=isinstance(cell, list | dict))
         raise Refusal("wrong type", f"is {kind} ({_short(repr(cell))}), not {expected}")

@@ -11,13 +11,13 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import IO
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from dsplit.dataset.faults import Refusal
+from dsplit.dataset.packed import Source
 from dsplit.dataset.sizes import scaled_size, target_size
 
 __all__ = ["decode", "open_header", "open_image", "orientation", "pillow", "pixels", "resize_and_crop", "target_size"]
@@ -38,7 +38,7 @@ _users = 0
 _restore = ExitStack()
 
 
-def open_image(path: Path, max_image_pixels: int | None = None) -> Image.Image:
+def open_image(path: Source, max_image_pixels: int | None = None) -> Image.Image:
     """The picture in 8-bit RGB: EXIF orientation applied, transparency on white, 16-bit and float values scaled.
 
     The first frame of an animation. max_image_pixels: None for no limit (rows were checked when they were read).
@@ -65,7 +65,7 @@ def resize_and_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return image if scaled == size else image.crop((left, top, left + size[0], top + size[1]))
 
 
-def pixels(path: Path, size: tuple[int, int], max_image_pixels: int | None = None) -> np.ndarray:
+def pixels(path: Source, size: tuple[int, int], max_image_pixels: int | None = None) -> np.ndarray:
     """The picture at `path` in `size` (W, H) -> float32 (3, H, W) in [-1, 1]: `uint8 / 127.5 - 1`. Raises Refusal."""
     image = resize_and_crop(open_image(path, max_image_pixels), size)
     channels_first = np.asarray(image, dtype=np.float32).transpose(2, 0, 1)

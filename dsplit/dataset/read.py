@@ -16,6 +16,7 @@ from dsplit.console import Progress
 from dsplit.dataset.columns import Cells, match_columns, parse_renames, read_cells, wanted_columns
 from dsplit.dataset.faults import Fault, Refusal, count_reasons, list_lines
 from dsplit.dataset.metadata import read_metadata
+from dsplit.dataset.packed import Source
 from dsplit.dataset.paths import Listings, locate, spelled
 from dsplit.dataset.rows import Dataset, Row, place, row_id
 from dsplit.dataset.sizes import Size, scaled_size, stated_size, target_size
@@ -40,7 +41,8 @@ class Draft:
     where: str
     cells: Cells
     faults: list[Fault]
-    files: dict[str, Path] = field(default_factory=dict)
+    source: str
+    files: dict[str, Source] = field(default_factory=dict)
     pictures: dict[str, Picture] = field(default_factory=dict)
     size: Size = (0, 0)
     item: int = 0
@@ -70,7 +72,7 @@ def read_dataset(options: DataOptions, columns: Sequence[Column], size_factor: i
     good, bad = [d for d in drafts if not d.faults], [d for d in drafts if d.faults]
     _refuse(table, good, bad, options.skip_bad)
     return Dataset(
-        rows=tuple(_rows(table, good)),
+        rows=tuple(_rows(good)),
         skipped=tuple(f.problem for d in bad for f in d.faults),
         warnings=(*table.warnings, *_warnings(good)),
     )
@@ -79,9 +81,10 @@ def read_dataset(options: DataOptions, columns: Sequence[Column], size_factor: i
 def _read_records(table: Table, columns: Sequence[Column], names: Mapping[str, str]) -> list[Draft]:
     drafts = []
     for record in table.records:
-        where = place(table.source, record.line, record.cells, record.item)
+        source = record.source or table.source
+        where = place(source, record.line, record.cells, record.item)
         cells = Cells({}, {}, (), ()) if record.faults else read_cells(record, columns, names, where)
-        drafts.append(Draft(record.line, where, cells, [*record.faults, *cells.faults], item=record.item))
+        drafts.append(Draft(record.line, where, cells, [*record.faults, *cells.faults], source, item=record.item))
     return drafts
 
 
@@ -91,6 +94,9 @@ def _find_files(drafts: Iterable[Draft], columns: Sequence[Column], base: Path, 
     for draft in drafts:
         for name in kept:
             if name not in draft.cells.written:
+                continue
+            if name in draft.cells.packed:
+                draft.files[name] = draft.cells.packed[name]
                 continue
             text = draft.cells.written[name] = draft.cells.values[name] = spelled(draft.cells.written[name], base)
             try:
@@ -104,7 +110,7 @@ def _check_pictures(drafts: Sequence[Draft], options: DataOptions, decode: bool)
     from dsplit.dataset.images import pillow
     from dsplit.dataset.pictures import inspect
 
-    def look(path: Path) -> Picture | Refusal:
+    def look(path: Source) -> Picture | Refusal:
         try:
             return inspect(path, options.max_image_pixels, whole=decode)
         except Refusal as refusal:
@@ -122,7 +128,7 @@ def _check_pictures(drafts: Sequence[Draft], options: DataOptions, decode: bool)
                 draft.pictures[name] = result
 
 
-def _in_threads(look: Callable[[Path], Any], paths: list[Path], threads: int) -> list[Any]:
+def _in_threads(look: Callable[[Source], Any], paths: list[Source], threads: int) -> list[Any]:
     """`look` of every path, in order."""
     results: list[Any] = []
     with ExitStack() as stack:
@@ -178,13 +184,13 @@ def _emptiness(table: Table) -> str:
     return "0 rows below the column names" if table.columns else "the file holds nothing"
 
 
-def _rows(table: Table, drafts: Iterable[Draft]) -> Iterable[Row]:
+def _rows(drafts: Iterable[Draft]) -> Iterable[Row]:
     seen: Counter[str] = Counter()
     for draft in drafts:
         first = row_id(draft.cells.written, 0)
         yield Row(
             id=row_id(draft.cells.written, seen[first]) if seen[first] else first,
-            source=table.source,
+            source=draft.source,
             line=draft.line,
             columns=draft.cells.values,
             files=draft.files,

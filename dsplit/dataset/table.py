@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,18 @@ UTF8_REMEDY = "save the file as UTF-8 (an editor on Windows may have written it 
 
 @dataclass(frozen=True)
 class Record:
-    """One record. line: its first physical line, 0 in a folder. cells: by the names found. faults: unusable if any.
+    """One record. line: its first physical line, 0 in a folder. cells: by the names found; that of a picture which lies
+    within another file is a Packed or ParquetCell. faults: unusable if any.
 
-    item: its number in the list, from 1, where others begin on the same line; else 0.
+    item: its number in the list, from 1, where others begin on the same line; else 0. source: the file that it stands
+    in, where that is not the table's.
     """
 
     line: int
     cells: Mapping[str, Any]
     faults: tuple[Fault, ...] = ()
     item: int = 0
+    source: str = ""
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Table:
 
     source: str
     columns: tuple[str, ...]
-    records: tuple[Record, ...]
+    records: Iterable[Record]
     header: str
     warnings: tuple[Problem, ...] = field(default=())
 

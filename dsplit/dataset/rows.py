@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,7 +70,7 @@ class Row:
 class Dataset:
     """All usable rows, in the order of the metadata; the faults of rows left out by --skip-bad; and warnings."""
 
-    rows: tuple[Row, ...]
+    rows: Sequence[Row]
     skipped: tuple[Problem, ...]
     warnings: tuple[Problem, ...]
 

@@ -35,6 +35,8 @@ HEADER = {
     "model": {"name": "", "files": {}, "sizes": {}},
     "columns": ["size"],
     "empty_prompt": {},
+    "posterior": "mean",
+    "axes": {},
 }
 WRITERS, COMMITS, ROWS = 8, 25, 32
 

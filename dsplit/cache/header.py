@@ -25,6 +25,8 @@ KINDS: dict[str, type] = {  # of what later runs read
     "units": dict,
     "columns": list,
     "empty_prompt": dict,
+    "posterior": str,
+    "axes": dict,
     "rows": int,
 }
 
@@ -60,6 +62,8 @@ def header_of(
         "values": list(planner.split.boundary),
         "columns": list(planner.split.columns),
         "empty_prompt": dict(empty),
+        "posterior": planner.posterior,
+        "axes": planner.axes,
         "data": stated(data_options),
         "versions": {"python": platform.python_version(), **{name: _version(name) for name in LIBRARIES}},
         "time": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -17,6 +17,8 @@ from dsplit.units import Split, Unit
 if TYPE_CHECKING:
     from dsplit.dataset import Row
 
+AXES = ("prompt", "view")  # the columns of which a row may have several variants
+
 
 @dataclass(frozen=True)
 class Job:
@@ -96,17 +98,27 @@ class Plan:
 class Planner:
     """Makes the keys and calls of rows for one family, task and set of trained components."""
 
-    def __init__(self, family: ModelFamily, task: Task, trainable: tuple[str, ...]) -> None:
-        self.task = task
+    def __init__(self, family: ModelFamily, task: Task, trainable: tuple[str, ...], posterior: str = "mean") -> None:
+        self.task, self.posterior = task, posterior
         self.trainable = trainable or family.trainable
-        self.split = family.split(task, trainable)
-        self._guided = family.split(task, trainable, negative=True) if task.negative_if else self.split
+        self.split = family.split(task, trainable, posterior=posterior)
+        guided = bool(task.negative_if)
+        self._guided = family.split(task, trainable, negative=True, posterior=posterior) if guided else self.split
         self._jobs = {id(s): jobs_of(s) for s in (self.split, self._guided)}
 
     @property
     def components(self) -> dict[str, str]:
         """The components that stage 1 loads, each with a unit that needs it."""
         return {c: u.name for u in reversed(self.split.stage1) for c in u.components}
+
+    @property
+    def axes(self) -> dict[str, list[str]]:
+        """Per value and column that cross, the axes of variants that it descends from; those with none are left out."""
+        makers = {o: u for u in self._guided.stage1 for o in u.outputs}
+        sources = {v: _before(makers[v], makers, ())[1] for v in self._guided.boundary}
+        sources |= {column: [column] for column in self._guided.columns}
+        found = {name: [axis for axis in AXES if axis in columns] for name, columns in sources.items()}
+        return {name: axes for name, axes in found.items() if axes}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -125,7 +137,7 @@ class Planner:
             split = self.split_of(row)
             keys = {name: text_key(value) for name, value in row.columns.items() if name not in row.files}
             keys |= {name: files[path] for name, path in row.files.items() if path in files}
-            keys["size"] = text_key(row.size)
+            keys |= {"size": text_key(row.size), "view": text_key(row.view)}
             wanted: dict[str, str] = {}
             for call in self._calls(split, keys, components, dtype, row):
                 calls.setdefault(call.key, call)

@@ -11,11 +11,13 @@ from dsplit.cache.holds import Hold
 from dsplit.cache.manifest import Entry, ManifestFile, digest_of, find_manifest, manifests
 from dsplit.cache.rowtable import Ids, RowTable, read_table
 from dsplit.cache.store import Store
+from dsplit.dataset.rows import Choice
 from dsplit.errors import CacheError
 
 if TYPE_CHECKING:
     import torch
 
+FIRST: Choice = {}  # the first variant of everything
 EXAMPLES = 5  # rows named in the message of an incomplete cache
 
 
@@ -59,22 +61,31 @@ class CachedRows:
         """Where row `i` stands in the metadata it came from."""
         return self._row(i).place
 
-    def columns(self, i: int) -> dict[str, Any]:
-        """The columns that cross to stage 2, typed; `size` as (W, H)."""
+    def variants(self, i: int) -> Mapping[str, int]:
+        """How many variants row `i` has, per axis that has several."""
+        return {}
+
+    def columns(self, i: int, choice: Choice = FIRST) -> dict[str, Any]:
+        """The columns that cross to stage 2, typed; `size` as (W, H); `prompt` empty where the choice says None."""
         crossing = set(self.header["columns"])
         columns = self._row(i).columns if crossing - {"size"} else {}
-        return {**columns, **({"size": self._table.size(i)} if "size" in crossing else {})}
+        dropped = {axis: "" for axis, k in choice.items() if k is None and axis in columns}
+        return {**columns, **dropped, **({"size": self._table.size(i)} if "size" in crossing else {})}
 
     def group(self, i: int) -> Hashable:
         """The target size (W, H): rows of one group can form a batch."""
         return self._table.size(i)
 
-    def values(self, i: int) -> dict[str, torch.Tensor]:
-        """The values of row `i` without the batch axis, checksums compared. Raises CacheError for a damaged one."""
+    def values(self, i: int, choice: Choice = FIRST) -> dict[str, torch.Tensor]:
+        """The values of row `i` without the batch axis, checksums compared; the empty prompt's where `choice` says so.
+
+        Raises CacheError for a damaged one.
+        """
         self._hold.renew()
         row = self._row(i)
+        empty = self.header["empty_prompt"] if None in choice.values() else {}
         found = {}
-        for name, key in row.keys.items():
+        for name, key in {**row.keys, **{name: empty[name] for name in empty if name in row.keys}}.items():
             try:
                 found[name] = self._store.get(key)
             except CacheError as error:

@@ -45,7 +45,8 @@ def find_work(model: ModelOptions, data: DataOptions, folder: Path, *, fetch: bo
     folder: the cache, for its memory of digests. fetch: get what the model lacks from the hub. first: take no more rows
     than this. Raises DataError for rows that cannot be read, ModelError or UsageError for a model that is not there.
     """
-    planner = Planner(find_family(model), registry().task(model.task), listed(model.trainable))
+    task, posterior = registry().task(model.task), model.posterior or "mean"
+    planner = Planner(find_family(model), task, listed(model.trainable), posterior)
     located = locate(model, fetch=tuple(planner.components) if fetch else None, hub=model.hub)
     located.require(planner.components, planner.components)
     dataset = read_dataset(data, located.family.columns_for(planner.task), located.family.size_factor)

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from dsplit.units import unit
 
 if TYPE_CHECKING:
+    from typing import Any
+
     import torch
 
     from dsplit.dataset.packed import Source
@@ -21,3 +23,13 @@ def load_image(image: list[Source], size: list[tuple[int, int]], view: list[View
     from dsplit.dataset.images import pixels
 
     return torch.stack([torch.from_numpy(pixels(*one)) for one in zip(image, size, view, strict=True)])
+
+
+@unit(outputs="latents", random=True)
+def draw_latents(latents_mean: torch.Tensor, latents_logvar: torch.Tensor, rng: Any) -> torch.Tensor:
+    """latents_mean, latents_logvar: (B, ...) -> latents: (B, ...), of their dtype; drawn in fp32, anew at each visit.
+
+    `mean + exp(logvar / 2) * noise` (Kingma & Welling 2013, eq. 10); equals `latent_dist.sample()` of diffusers' VAEs.
+    """
+    noise = rng.normal("posterior", latents_mean)
+    return (latents_mean.float() + (0.5 * latents_logvar.float()).exp() * noise).to(latents_mean.dtype)

@@ -32,6 +32,8 @@ HEADER = {
     "model": {"name": "", "files": {}, "sizes": {}},
     "columns": [],
     "empty_prompt": {},
+    "posterior": "mean",
+    "axes": {},
 }
 VALUES = {f"{n:032x}": torch.full((3,), float(n)) for n in range(3)}
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 from dsplit.dataset.faults import Fault
@@ -20,7 +22,13 @@ def read_captions(folder: Path, source: str) -> Table:
     The caption is the text of `name.txt` without its last line break; hidden files and folders are left alone. A
     picture without a caption and a caption that is not UTF-8 are faults, a caption without a picture is a warning.
     """
-    records: list[Record] = []
+    warnings: list[Problem] = []
+    records = _records(folder, source, warnings)
+    first = list(islice(records, 1))
+    return Table(source, ("image", "prompt") if first else (), chain(first, records), source, warnings)
+
+
+def _records(folder: Path, source: str, warnings: list[Problem]) -> Iterator[Record]:
     orphans: list[str] = []
     links: list[str] = []
     for path, folders, names in os.walk(folder, onerror=_fail):
@@ -31,11 +39,10 @@ def read_captions(folder: Path, source: str) -> Table:
         pictures = [name for name in names if os.path.splitext(name)[1].lower() in PICTURES]
         for name in pictures:
             image = Path(path, name).relative_to(folder).as_posix()
-            records.append(_record(image, captions.get(_stem(name)), folder, source))
+            yield _record(image, captions.get(_stem(name)), folder, source)
         orphans += [str(captions[stem].relative_to(folder)) for stem in captions.keys() - {*map(_stem, pictures)}]
     told = {"captions without a picture": orphans, "linked folders, which are not followed": links}
-    warnings = tuple(Problem(source, f"{what}: {', '.join(sorted(names))}") for what, names in told.items() if names)
-    return Table(source, ("image", "prompt") if records else (), tuple(records), source, warnings)
+    warnings += [Problem(source, f"{what}: {', '.join(sorted(names))}") for what, names in told.items() if names]
 
 
 def _fail(error: OSError) -> None:

@@ -67,8 +67,10 @@ def match_columns(table: Table, columns: Sequence[Column], renames: Mapping[str,
     missing = [
         c for c in columns if names[c.name] not in table.columns and (c.required or is_caption(c) or c.name in renames)
     ]
+    if missing and table.more:
+        return match_columns(replace(table, columns=table.more(), more=None), columns, renames)
     if not twice and not missing:
-        return {name: found for name, found in names.items() if found in table.columns}
+        return {name: found for name, found in names.items() if table.more or found in table.columns}
     faults = [f"no column {', '.join(repr(names[c.name]) for c in missing)}"] if missing else []
     faults += [f"the column '{name}' stands {table.columns.count(name)} times" for name in twice]
     needed = ", ".join(c.name for c in columns if c.required or is_caption(c))

@@ -27,7 +27,7 @@ from dsplit.recipe import DataOptions
 if TYPE_CHECKING:
     from dsplit.models.family import Column
 
-TOGETHER = 4096  # rows on their way at once
+TOGETHER = 1000  # rows on their way at once
 
 
 def read_dataset(options: DataOptions, columns: Sequence[Column], size_factor: int, *, decode: bool = False) -> Dataset:

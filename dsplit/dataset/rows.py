@@ -52,7 +52,7 @@ class Row:
 
     def pick(self, choice: Choice) -> Row:
         """The row as it is with these variants; the columns that `choice` does not name stay as they are."""
-        picked = {
+        picked: dict[str, Any] = {
             name: "" if k is None else self.variants[name][k]
             for name, k in choice.items()
             if k is None or name in self.variants

@@ -6,6 +6,7 @@ import json
 import os
 import tempfile
 import threading
+import weakref
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -26,9 +27,11 @@ class Rows(Sequence[Row]):
     def __init__(self, crops: int = 1, flip: bool = False) -> None:
         self._crops, self._flip = crops, flip
         self._file = tempfile.TemporaryFile("w+b", buffering=BLOCK, prefix="dsplit-rows-")
+        weakref.finalize(self, self._file.close)
         self._ends = array("Q", [0])
         self._lock = threading.Lock()
         self._dirty = False
+        self._whole: Rows | None = None  # what these are a part of, so that its file stays open
 
     def add(self, row: Row) -> None:
         """Appends a row; its view and the views among its variants are made anew when it is read."""
@@ -47,7 +50,7 @@ class Rows(Sequence[Row]):
         part = Rows.__new__(Rows)
         part.__dict__.update(self.__dict__)
         self._flush()
-        part._ends, part._dirty = self._ends[: count + 1], False
+        part._ends, part._dirty, part._whole = self._ends[: count + 1], False, self
         return part
 
     def __len__(self) -> int:

@@ -67,7 +67,8 @@ def memory() -> str:
 class Progress:
     """A progress display with rate, time left and memory: a bar on a terminal, plain lines off it.
 
-    total: None if nobody knows it. `with Progress("encode_prompt", 12, "captions") as p: ... p.advance(1, "loss 0.1234")`.
+    total: None if nobody knows it.
+    `with Progress("encode_prompt", 12, "captions") as p: ... p.advance(1, "loss 0.1234")`.
     """
 
     def __init__(self, what: str, total: int | None, noun: str = "rows") -> None:

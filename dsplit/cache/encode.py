@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def inputs(row: Row) -> dict[str, list[Any]]:
-    """The columns of `row` as a batch of one: text and numbers as they are, a `Path` per file column, `size` (W, H), `view`."""
+    """The columns of `row` as a batch of one: texts, numbers, a file per file column, `size` (W, H), `view`."""
     return {name: [value] for name, value in {**row.columns, **row.files, "size": row.size, "view": row.view}.items()}
 
 

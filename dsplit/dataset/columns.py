@@ -170,7 +170,9 @@ def _captions(cell: Any) -> tuple[str, ...]:
             raise Refusal("empty list", "is an empty list", "write one caption at least; it may be empty")
         for text in texts:
             if not isinstance(text, str):
-                raise Refusal("wrong type", f"has {_short(repr(text))} in its list, not a text", "put it between quotes")
+                raise Refusal(
+                    "wrong type", f"has {_short(repr(text))} in its list, not a text", "put it between quotes"
+                )
     else:
         return ()
     for text in texts:

@@ -7,14 +7,14 @@ CPU seconds of the whole `step`, and of its parts `forward` (the trained model's
 
 import time
 
-STARTED = time.perf_counter()
+STARTED = time.perf_counter()  # before the other imports
 
-import json
-import resource
-import sys
-from pathlib import Path
-from statistics import median
-from typing import Any
+import json  # noqa: E402
+import resource  # noqa: E402
+import sys  # noqa: E402
+from pathlib import Path  # noqa: E402
+from statistics import median  # noqa: E402
+from typing import Any  # noqa: E402
 
 SKIPPED = 3
 MARKS: list[tuple[float, float]] = []

@@ -23,6 +23,7 @@ class View(NamedTuple):
     flip: bool = False
 
 
+WHOLE = View(0, 0)
 Choice = Mapping[str, int | None]  # column -> the number of its variant; None: the empty text
 
 
@@ -47,7 +48,7 @@ class Row:
     image_size: tuple[int, int]
     size: tuple[int, int]
     item: int = 0
-    view: View = View(0, 0)
+    view: View = WHOLE
     variants: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def pick(self, choice: Choice) -> Row:

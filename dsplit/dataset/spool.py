@@ -26,7 +26,7 @@ class Rows(Sequence[Row]):
 
     def __init__(self, crops: int = 1, flip: bool = False) -> None:
         self._crops, self._flip = crops, flip
-        self._file = tempfile.TemporaryFile("w+b", buffering=BLOCK, prefix="dsplit-rows-")
+        self._file = tempfile.TemporaryFile("w+b", buffering=BLOCK, prefix="dsplit-rows-")  # noqa: SIM115
         weakref.finalize(self, self._file.close)
         self._ends = array("Q", [0])
         self._lock = threading.Lock()

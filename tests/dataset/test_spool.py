@@ -19,7 +19,8 @@ CELL = ParquetCell(Path("/data/a.parquet"), 1, 2, "image.bytes", 12, "x.png")
 
 def row(i: int, **more: object) -> Row:
     columns = {"image": f"{i}.png", "prompt": 'Bär "\n', "seed": None if i % 2 else 2**63 - 1, "cfg_scale": 1.5}
-    fields = dict(files={"image": Path(f"/data/{i}.png")}, image_size=(90, 60), size=(64, 48), view=View(4, 0))
+    files = {"image": Path(f"/data/{i}.png")}
+    fields = {"files": files, "image_size": (90, 60), "size": (64, 48), "view": View(4, 0)}
     return Row(f"{i:032x}", "data/metadata.csv", i + 2, columns, **{**fields, **more})  # type: ignore[arg-type]
 
 

@@ -39,13 +39,23 @@ class Work:
     dtype: str
 
 
-def find_work(model: ModelOptions, data: DataOptions, folder: Path, *, fetch: bool, first: int | None = None) -> Work:
+def find_work(
+    model: ModelOptions,
+    data: DataOptions,
+    folder: Path,
+    *,
+    fetch: bool,
+    first: int | None = None,
+    encode_batch: int = 1,
+) -> Work:
     """Reads the data set and the files of the model, and makes the keys. Writes nothing but weights it had to fetch.
 
     folder: the cache, for its memory of digests. fetch: get what the model lacks from the hub. first: take no more rows
-    than this. Raises DataError for rows that cannot be read, ModelError or UsageError for a model that is not there.
+    than this. encode_batch: rows per forward pass. Raises DataError for rows that cannot be read, ModelError or
+    UsageError for a model that is not there.
     """
-    planner = Planner(find_family(model), registry().task(model.task), listed(model.trainable))
+    family, task = find_family(model), registry().task(model.task)
+    planner = Planner(family, task, listed(model.trainable), encode_batch)
     located = locate(model, fetch=tuple(planner.components) if fetch else None, hub=model.hub)
     located.require(planner.components, planner.components)
     dataset = read_dataset(data, located.family.columns_for(planner.task), located.family.size_factor)

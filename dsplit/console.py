@@ -30,9 +30,9 @@ def say(message: str) -> None:
         stderr().print(escape(message))
 
 
-def warn(message: str) -> None:
-    """Shows a warning."""
-    if is_main_process():
+def warn(message: str, *, anyone: bool = False) -> None:
+    """Shows a warning; `anyone`: from whichever process of a launch."""
+    if anyone or is_main_process():
         stderr().print(f"[yellow]warning:[/] {escape(message)}")
 
 

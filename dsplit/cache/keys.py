@@ -45,11 +45,17 @@ def text_key(value: Any) -> str:
     return key_of(type(value).__name__, json.dumps(value))
 
 
-def call_key(unit: Unit, inputs: Mapping[str, str], components: Mapping[str, str], dtype: str) -> str:
-    """The key of running `unit` once: its code's version, the keys of its inputs, component digests, dtype."""
+def call_key(unit: Unit, inputs: Mapping[str, str], components: Mapping[str, str], dtype: str, rows: int = 1) -> str:
+    """The key of running `unit` once: its code's version, the keys of its inputs, component digests, dtype.
+
+    rows: how many of them share a forward pass, which moves the last bits of a value; one is no part of the key.
+    """
     read = [part for name in unit.inputs for part in (unit.parameters.get(name, name), inputs[name])]
     used = [part for name in unit.components for part in (name, components[name])]
-    return key_of("unit", unit.identity, code_version(unit), "inputs", *read, "components", *used, "dtype", dtype)
+    shared = ["rows", str(rows)] if rows > 1 else []
+    return key_of(
+        "unit", unit.identity, code_version(unit), "inputs", *read, "components", *used, "dtype", dtype, *shared
+    )
 
 
 def code_version(unit: Unit) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsplit.cache.keys import call_key, output_key, text_key
 from dsplit.cache.manifest import Entry
+from dsplit.cache.together import rows_of
 from dsplit.dataset.packed import Source
 from dsplit.errors import Problem
 from dsplit.models.family import ModelFamily, Task
@@ -98,8 +99,15 @@ class Plan:
 class Planner:
     """Makes the keys and calls of rows for one family, task and set of trained components."""
 
-    def __init__(self, family: ModelFamily, task: Task, trainable: tuple[str, ...], posterior: str = "mean") -> None:
-        self.task, self.posterior = task, posterior
+    def __init__(
+        self,
+        family: ModelFamily,
+        task: Task,
+        trainable: tuple[str, ...],
+        posterior: str = "mean",
+        encode_batch: int = 1,
+    ) -> None:
+        self.task, self.posterior, self.encode_batch, self._family = task, posterior, encode_batch, family
         self.trainable = trainable or family.trainable
         self.split = family.split(task, trainable, posterior=posterior)
         guided = bool(task.negative_if)
@@ -157,7 +165,8 @@ class Planner:
         keys, made = dict(columns), {}
         for unit in split.stage1:
             if all(name in keys for name in unit.inputs):
-                made[unit.name] = call_key(unit, keys, components, dtype)
+                rows = rows_of(unit, self._family, self.encode_batch)
+                made[unit.name] = call_key(unit, keys, components, dtype, rows)
                 keys |= {o: output_key(made[unit.name], unit, o) for o in unit.outputs}
         for job in self._jobs[id(split)]:
             if job.unit.name in made:

@@ -56,7 +56,8 @@ def streamed(source: str, read: Callable[[], Iterator[Record]]) -> Table:
     records = read()
     first = list(islice(records, LOOKED_AT))
     more = (lambda: _columns(read())) if len(first) == LOOKED_AT else None
-    return Table(source, _columns(first), chain(first, records), source, more=more)
+    columns = _columns(first) or (more() if more else ())  # a thousand records may all have faults
+    return Table(source, columns, chain(first, records), source, more=more)
 
 
 def _columns(records: Iterable[Record]) -> tuple[str, ...]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
 
 from dsplit.dataset.captions import PICTURES, without_line_end
 from dsplit.dataset.faults import Fault, Refusal
 from dsplit.dataset.packed import Packed
-from dsplit.dataset.table import UTF8_REMEDY, Record, Table, not_utf8
+from dsplit.dataset.table import UTF8_REMEDY, Record, Table, not_utf8, streamed
 from dsplit.dataset.tar_members import fault_of, members
 from dsplit.errors import Problem
 
@@ -50,18 +50,20 @@ def read_shards(paths: Sequence[Path], source: str) -> Table:
 
     source: the folder of the shards as the user gave it. What is passed over is told in warnings.
     """
-    records: list[Record] = []
-    unused: Counter[str] = Counter()
-    orphans: list[str] = []
-    for path in paths:
-        records += _records(path.absolute(), str(Path(source, path.name)), unused, orphans)
-    columns = tuple(dict.fromkeys(name for record in records if not record.faults for name in record.cells))
-    told = {
-        "captions without a picture": ", ".join(orphans),
-        "members of no use here": ", ".join(f"*{ending} ({n})" for ending, n in unused.most_common()),
-    }
-    warnings = tuple(Problem(source, f"{what}: {names}") for what, names in told.items() if names)
-    return Table(source, columns, tuple(records), source, warnings)
+    warnings: list[Problem] = []
+
+    def records() -> Iterator[Record]:
+        unused: Counter[str] = Counter()
+        orphans: list[str] = []
+        for path in paths:
+            yield from _records(path.absolute(), str(Path(source, path.name)), unused, orphans)
+        told = {
+            "captions without a picture": ", ".join(orphans),
+            "members of no use here": ", ".join(f"*{ending} ({n})" for ending, n in unused.most_common()),
+        }
+        warnings[:] = [Problem(source, f"{what}: {names}") for what, names in told.items() if names]
+
+    return replace(streamed(source, records), warnings=warnings)
 
 
 def _records(path: Path, shown: str, unused: Counter[str], orphans: list[str]) -> Iterator[Record]:
@@ -176,4 +178,5 @@ def _record(sample: Sample, shown: str) -> Record:
         what = f"no caption {sample.key}.txt and no {sample.key}.json"
         sample.faults.append(Refusal("no caption", what, "add one to the shard; it may be empty"))
     where = f"{shown}/{sample.name}"
-    return Record(0, sample.cells, tuple(refusal.at(where) for refusal in sample.faults))
+    faults = tuple(refusal.at(where) for refusal in sample.faults)
+    return Record(0, {} if faults else sample.cells, faults)

@@ -231,3 +231,11 @@ def test_an_empty_table(tmp_path: Path) -> None:
     path = parquet(tmp_path / "a.parquet", {"image": pa.array([], pa.string()), "prompt": pa.array([], pa.string())})
     with pytest.raises(DataError, match="0 usable rows"):
         read(path)
+
+
+def test_several_captions(tmp_path: Path) -> None:
+    data = picture(tmp_path)
+    captions = pa.array([["one", "two"], ["three"], None])
+    rows = read(parquet(tmp_path / "a.parquet", {"image": [data] * 3, "prompt": captions})).rows
+    assert [row.columns["prompt"] for row in rows] == ["one", "three", ""]
+    assert [row.variants.get("prompt") for row in rows] == [("one", "two"), None, None]

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dsplit.dataset import Dataset, read_dataset
+from dsplit.dataset import Dataset, read_dataset, table
 from dsplit.dataset.packed import Packed
 from dsplit.errors import DataError, UsageError
 from dsplit.models.family import Column
@@ -110,6 +110,20 @@ def test_what_is_of_no_use_is_told(tmp_path: Path, png: bytes) -> None:
         f"captions without a picture: {tmp_path}/a.tar/2",
         "members of no use here: *.cls (1), *.meta.json (1), *n (1)",
     ]
+
+
+def test_a_column_that_only_later_rows_have(tmp_path: Path, png: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table, "LOOKED_AT", 2)
+    seeded, alone = ("2.json", '{"seed": 5}'), ("3.txt", "alone")
+    shard(tmp_path / "a.tar", [("0.png", b""), ("1.png", b""), ("2.png", png), ("2.txt", "x"), seeded, alone])
+    required = (*COLUMNS, Column("seed", "int"))
+    for kinds in (required, (*COLUMNS, Column("seed", "int", required=False))):
+        data = read(tmp_path, kinds, skip_bad=True)
+        assert [row.columns["seed"] for row in data.rows] == [5]
+        assert [str(w) for w in data.warnings] == [f"{tmp_path}: captions without a picture: {tmp_path}/a.tar/3"]
+    (tmp_path / "a.tar").unlink()
+    shard(tmp_path / "a.tar", [(f"{i}.png", b"") for i in range(5)])
+    assert len(problems(tmp_path)) == 5
 
 
 def test_faults_of_members_are_all_found(tmp_path: Path, png: bytes) -> None:
@@ -250,3 +264,9 @@ def test_a_shard_whose_rows_need_a_seed(tmp_path: Path, png: bytes) -> None:
     shard(tmp_path / "a.tar", members)
     (found,) = problems(tmp_path, DISTILL)
     assert found.startswith("a.tar/2.png: num_inference_steps is absent")
+
+
+def test_several_captions(tmp_path: Path, png: bytes) -> None:
+    shard(tmp_path / "a.tar", [("1.png", png), ("1.json", '{"prompt": ["one", "two"]}')])
+    (row,) = read(tmp_path).rows
+    assert (row.columns["prompt"], row.variants) == ("one", {"prompt": ("one", "two")})

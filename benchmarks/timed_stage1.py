@@ -16,7 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dsplit.cache import stage1
+from dsplit.cache import passes, stage1
 from dsplit.cache.run import run_cache
 from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
 
@@ -55,7 +55,7 @@ def main() -> None:
         return run_cache(options, DataOptions(metadata=metadata, **data), CacheOptions(out=folder))
 
     stage1.load_component = load_timed  # type: ignore[assignment]
-    stage1.encode = timed(stage1.encode, "units")  # type: ignore[assignment]
+    passes.encode = timed(passes.encode, "units")  # type: ignore[assignment]
     stage1.Stage1._run_job = timed(stage1.Stage1._run_job, "loops")  # type: ignore[method-assign]
     with contextlib.redirect_stdout(sys.stderr):
         with tempfile.TemporaryDirectory() as warm:

@@ -7,48 +7,53 @@ shared memory and no picklable code.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from itertools import islice
-from pathlib import Path
 from typing import Any
 
 from dsplit.cache.encode import encode, inputs
 from dsplit.cache.keys import Stamp, stamp_of
 from dsplit.cache.plan import Call
+from dsplit.dataset.packed import Source
 from dsplit.errors import DataError
 from dsplit.units import Unit
 
-AHEAD = 2  # calls decoded or being decoded, per worker: pictures in memory
+AHEAD = 2  # calls decoded or being decoded, per worker, and batches: pictures in memory
+
+Decoded = tuple[Call, dict[str, Any] | str]
 
 
 def decoded(
-    calls: Sequence[Call], units: Sequence[Unit], stamps: Mapping[Path, Stamp], workers: int
-) -> Iterator[tuple[Call, dict[str, Any] | str]]:
-    """Per call, in order, its inputs and what `units` (without components) make of them; or what is wrong, in words.
+    batches: Iterable[Sequence[Call]], units: Sequence[Unit], stamps: Mapping[Source, Stamp], workers: int
+) -> Iterator[list[Decoded]]:
+    """Per batch, in order, each call with its inputs and what `units` (without components) make of them; or what is
+    wrong, in words.
 
-    stamps: what the files were when their keys were made; a file that changed since is a fault.
+    stamps: what the files were when their keys were made; a file that changed since is a fault. While a batch is
+    encoded, the next one is decoded, and as many more as make two calls per worker.
     """
     if not units or not workers:
-        for call in calls:
-            yield call, _decode(call, units, stamps)
+        for batch in batches:
+            yield [(call, _decode(call, units, stamps)) for call in batch]
         return
-    coming = iter(calls)
-    waiting: deque[tuple[Call, Future[dict[str, Any] | str]]] = deque()
+    coming = iter(batches)
+    waiting: deque[list[tuple[Call, Future[dict[str, Any] | str]]]] = deque()
     with ThreadPoolExecutor(workers, thread_name_prefix="decode") as pool:
         try:
             while True:
-                for call in islice(coming, AHEAD * workers - len(waiting)):
-                    waiting.append((call, pool.submit(_decode, call, units, stamps)))
+                while len(waiting) < AHEAD or sum(map(len, waiting)) < AHEAD * workers:
+                    batch = next(coming, [])
+                    if not batch:
+                        break
+                    waiting.append([(call, pool.submit(_decode, call, units, stamps)) for call in batch])
                 if not waiting:
                     return
-                call, values = waiting.popleft()
-                yield call, values.result()
+                yield [(call, values.result()) for call, values in waiting.popleft()]
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _decode(call: Call, units: Sequence[Unit], stamps: Mapping[Path, Stamp]) -> dict[str, Any] | str:
+def _decode(call: Call, units: Sequence[Unit], stamps: Mapping[Source, Stamp]) -> dict[str, Any] | str:
     if call.row is None:
         return encode(units, {"prompt": [""]}, {})
     try:

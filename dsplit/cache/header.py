@@ -52,6 +52,7 @@ def header_of(
         "dtype": dtype,
         "device": device,
         "threads": model_options.threads,
+        "encode_batch": planner.encode_batch,
         "model": {
             "name": model.name,
             "components": {name: digest_of(files) for name, files in parts.items()},

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsplit.cache.keys import call_key, output_key, text_key
 from dsplit.cache.manifest import Entry
+from dsplit.cache.together import rows_of
+from dsplit.dataset.packed import Source
 from dsplit.errors import Problem
 from dsplit.models.family import ModelFamily, Task
 from dsplit.units import Split, Unit
@@ -98,8 +99,15 @@ class Plan:
 class Planner:
     """Makes the keys and calls of rows for one family, task and set of trained components."""
 
-    def __init__(self, family: ModelFamily, task: Task, trainable: tuple[str, ...], posterior: str = "mean") -> None:
-        self.task, self.posterior = task, posterior
+    def __init__(
+        self,
+        family: ModelFamily,
+        task: Task,
+        trainable: tuple[str, ...],
+        posterior: str = "mean",
+        encode_batch: int = 1,
+    ) -> None:
+        self.task, self.posterior, self.encode_batch, self._family = task, posterior, encode_batch, family
         self.trainable = trainable or family.trainable
         self.split = family.split(task, trainable, posterior=posterior)
         guided = bool(task.negative_if)
@@ -129,7 +137,7 @@ class Planner:
         """The split that holds for `row`: with the negative prompt only if the row needs it."""
         return self._guided if self.task.negative_if and self.task.negative_if(row.columns) else self.split
 
-    def plan(self, rows: Sequence[Row], files: Mapping[Path, str], components: Mapping[str, str], dtype: str) -> Plan:
+    def plan(self, rows: Sequence[Row], files: Mapping[Source, str], components: Mapping[str, str], dtype: str) -> Plan:
         """The plan for `rows`, given the keys of their files and the digests of the components."""
         calls: dict[str, Call] = {}
         entries = []
@@ -137,7 +145,7 @@ class Planner:
             split = self.split_of(row)
             keys = {name: text_key(value) for name, value in row.columns.items() if name not in row.files}
             keys |= {name: files[path] for name, path in row.files.items() if path in files}
-            keys["size"] = text_key(row.size)
+            keys |= {"size": text_key(row.size), "view": text_key(row.view)}
             wanted: dict[str, str] = {}
             for call in self._calls(split, keys, components, dtype, row):
                 calls.setdefault(call.key, call)
@@ -157,7 +165,8 @@ class Planner:
         keys, made = dict(columns), {}
         for unit in split.stage1:
             if all(name in keys for name in unit.inputs):
-                made[unit.name] = call_key(unit, keys, components, dtype)
+                rows = rows_of(unit, self._family, self.encode_batch)
+                made[unit.name] = call_key(unit, keys, components, dtype, rows)
                 keys |= {o: output_key(made[unit.name], unit, o) for o in unit.outputs}
         for job in self._jobs[id(split)]:
             if job.unit.name in made:

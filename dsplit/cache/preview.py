@@ -31,7 +31,7 @@ def preview(
     `disk`: of the files that will be written, `free` room, `fits`; `memory`: bytes of weights per component, and of
     those in memory together at most (`peak`); `why` and `seconds` where they are asked for. Raises as `run_cache` does.
     """
-    work = find_work(model, data, folder, fetch=False)
+    work = find_work(model, data, folder, fetch=False, encode_batch=options.encode_batch)
     store = Store(folder)
     for path in store.damaged:
         warn(f"{path}: damaged; its values count as missing")

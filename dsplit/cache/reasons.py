@@ -10,6 +10,7 @@ from typing import Any
 from dsplit.cache.keys import code_version
 from dsplit.cache.manifest import Entry, Manifest
 from dsplit.cache.plan import Call, ancestry
+from dsplit.cache.together import rows_of
 from dsplit.cache.work import Work
 from dsplit.units import Unit
 
@@ -69,6 +70,7 @@ class _Comparison:
                 *(line for unit in units for line in self._code(unit)),
                 *self._components({c for u in units for c in u.components}),
                 *self._dtype(),
+                *self._rows(units),
             ]
         if not call.row:
             return tuple(self._shared[name]) or (NEW_VALUE,)
@@ -102,6 +104,12 @@ class _Comparison:
     def _dtype(self) -> list[str]:
         before = self._old.header["dtype"]
         return [f"dtype: {before} -> {self._work.dtype}"] if before != self._work.dtype else []
+
+    def _rows(self, units: Iterable[Unit]) -> list[str]:
+        family, before = self._work.model.family, self._old.header.get("encode_batch", 1)
+        now = self._work.planner.encode_batch
+        changed = any(rows_of(unit, family, before) != rows_of(unit, family, now) for unit in units)
+        return [f"encode_batch: {before} -> {now}"] if changed else []
 
 
 def match(rows: Iterable[Entry], old: Iterable[Entry], files: set[str]) -> dict[str, Entry]:

@@ -45,7 +45,7 @@ def run_cache(
     if cache.dry_run or cache.probe or cache.why:
         return preview(model, data, cache, folder, path)
     with claimed(folder):
-        work = find_work(model, data, folder, fetch=True, first=first)
+        work = find_work(model, data, folder, fetch=True, first=first, encode_batch=cache.encode_batch)
     plan = work.plan
 
     with ranks.together() as gather:
@@ -62,7 +62,15 @@ def run_cache(
         warn_of_cut_captions(work, store)
         warn_of_full_disk(folder, size)
         stage = Stage1(
-            plan, work.model, store, work.dtype, work.device, work.digests.stamps, cache.workers, model.threads
+            plan,
+            work.model,
+            store,
+            work.dtype,
+            work.device,
+            work.digests.stamps,
+            cache.workers,
+            model.threads,
+            encode_batch=cache.encode_batch,
         )
         encoded, problems = _encode(stage, missing, gather)
         store.refresh()

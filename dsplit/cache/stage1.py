@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dsplit.cache.ahead import decoded
-from dsplit.cache.encode import encode
+from dsplit.cache.ahead import Decoded, decoded
 from dsplit.cache.keys import Stamp
+from dsplit.cache.passes import Passes, free_memory
 from dsplit.cache.plan import Call, Plan, groups
 from dsplit.cache.store import Store, Writer
-from dsplit.console import Progress
+from dsplit.cache.together import Shapes, batches, rows_of, uncounted
+from dsplit.console import Progress, say
+from dsplit.dataset.packed import Source
 from dsplit.errors import Problem
 from dsplit.models.load import load_component, pick_device, set_threads
 from dsplit.models.model import Model
@@ -36,7 +36,8 @@ class Outcome:
 class Stage1:
     """What the encoding of a plan needs: the model, where values go, and how it runs.
 
-    watch: told of each call and the seconds it took, decoding and storing included.
+    watch: told of each call and the seconds it took, decoding and storing included. encode_batch: rows of equal shapes
+    per forward pass.
     """
 
     plan: Plan
@@ -44,10 +45,11 @@ class Stage1:
     store: Store
     dtype: str
     device: str
-    stamps: Mapping[Path, Stamp]
+    stamps: Mapping[Source, Stamp]
     workers: int
     threads: int | None = None
     watch: Callable[[Call, float], None] | None = None
+    encode_batch: int = 1
 
     def run(self, calls: Sequence[Call]) -> Outcome:
         """Makes and stores the values of `calls`. A row that cannot be encoded is a problem of its own.
@@ -66,40 +68,58 @@ class Stage1:
             for batch in group:
                 self._run_job(batch, components, outcome)
             components.clear()
-            _free_memory()
+            free_memory()
         return outcome
 
     def _run_job(self, calls: Sequence[Call], components: Mapping[str, Any], outcome: Outcome) -> None:
-        job = calls[0].job
+        job, family = calls[0].job, self.model.family
         units = (*job.before, job.unit)
         light = tuple(u for k, u in enumerate(units) if not any(v.components for v in units[: k + 1]) and not job.read)
         heavy = units[len(light) :]
+        rows = min((rows_of(u, family, self.encode_batch) for u in heavy if u.components), default=1)
+        if rows < self.encode_batch and any(uncounted(u, family) for u in heavy):
+            say(f"{job.unit.identity}: one row per forward pass, since {family.name} counts no tokens beforehand")
+        shapes, passes = Shapes(heavy, family, components, self.store), Passes(job, heavy, components, rows)
         with (
             Writer(self.store, job.unit.identity) as writer,
             Progress(job.unit.identity, len(calls), "values") as progress,
         ):
             started = time.perf_counter()
-            for call, values in decoded(calls, light, self.stamps, self.workers):
-                if isinstance(values, str):
-                    outcome.problems[call.key] = self._problems(call, values, "replace the file or drop the row")
-                else:
-                    given = {name: self.store.get(key)[None].to(self.device) for name, key in call.given.items()}
-                    made = encode(heavy, {**values, **given}, components)
-                    self._keep(call, made, writer, outcome)
-                progress.advance()
+            for batch in decoded(batches(calls, shapes.of, rows), light, self.stamps, self.workers):
+                for done, made in passes.run(self._sound(batch, outcome)):
+                    self._keep(done, made, writer, outcome)
+                progress.advance(len(batch))
                 if self.watch:
-                    self.watch(call, -started + (started := time.perf_counter()))
+                    seconds = -started + (started := time.perf_counter())
+                    for call, _ in batch:
+                        self.watch(call, seconds / len(batch))
 
-    def _keep(self, call: Call, made: Mapping[str, Any], writer: Writer, outcome: Outcome) -> None:
-        """Stores the values of a call, unless one of them is not finite."""
-        bad = [name for name in call.job.stored if not _finite(made[name])]
-        if bad:
-            parts = ", ".join(sorted(call.job.components)) or call.job.unit.name
-            remedy = f"check the precision of {parts} (--dtype float32) and its weights (`dsplit prepare --verify`)"
-            outcome.problems[call.key] = self._problems(call, f"NaN/Inf in {', '.join(bad)}", remedy)
-            return
-        writer.put({key: made[name][0] for name, key in call.keys.items()})
-        outcome.encoded[call.job.unit.identity] += 1
+    def _sound(self, batch: Sequence[Decoded], outcome: Outcome) -> list[tuple[Call, dict[str, Any]]]:
+        """The calls of a batch whose inputs are there, with those; what is wrong with the others is noted."""
+        found = []
+        for call, values in batch:
+            if isinstance(values, str):
+                outcome.problems[call.key] = self._problems(call, values, "replace the file or drop the row")
+            elif not all(key in self.store for key in call.given.values()):
+                outcome.problems[call.key] = []  # the call that should have made it says why
+            else:
+                given = {name: self.store.get(key)[None].to(self.device) for name, key in call.given.items()}
+                found.append((call, {**values, **given}))
+        return found
+
+    def _keep(self, calls: Sequence[Call], made: Mapping[str, Any], writer: Writer, outcome: Outcome) -> None:
+        """Stores the values of the calls of a pass, but for those of a call of which one is not finite."""
+        job = calls[0].job
+        finite = {name: _finite(made[name]) for name in job.stored}
+        for k, call in enumerate(calls):
+            bad = [name for name in job.stored if not finite[name][k]]
+            if bad:
+                parts = ", ".join(sorted(job.components)) or job.unit.name
+                remedy = f"check the precision of {parts} (--dtype float32) and its weights (`dsplit prepare --verify`)"
+                outcome.problems[call.key] = self._problems(call, f"NaN/Inf in {', '.join(bad)}", remedy)
+            else:
+                writer.put({key: made[name][k] for name, key in call.keys.items()})
+                outcome.encoded[job.unit.identity] += 1
 
     def _problems(self, call: Call, what: str, remedy: str) -> list[Problem]:
         """The fault, for each row that needs the value."""
@@ -112,13 +132,8 @@ class Stage1:
         return {c.name for c in self.model.family.columns if c.kind == "file"}
 
 
-def _finite(value: torch.Tensor) -> bool:
-    return not value.is_floating_point() or bool(value.isfinite().all())
-
-
-def _free_memory() -> None:
-    import torch
-
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
+def _finite(value: torch.Tensor) -> list[bool]:
+    """Per row, True if every number is finite."""
+    if not value.is_floating_point():
+        return [True] * len(value)
+    return value.isfinite().reshape(len(value), -1).all(dim=1).tolist()

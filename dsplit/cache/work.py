@@ -15,6 +15,8 @@ from dsplit.cache.plan import Plan, Planner
 from dsplit.cache.store import Store
 from dsplit.console import counted, is_main_process, say, warn
 from dsplit.dataset import Row, read_dataset
+from dsplit.dataset.views import refuse_variants
+from dsplit.dataset.packed import Source
 from dsplit.models.captions import perhaps_long, warn_of_cut
 from dsplit.models.locate import Model, find_family, locate
 from dsplit.models.registry import registry
@@ -38,14 +40,24 @@ class Work:
     dtype: str
 
 
-def find_work(model: ModelOptions, data: DataOptions, folder: Path, *, fetch: bool, first: int | None = None) -> Work:
+def find_work(
+    model: ModelOptions,
+    data: DataOptions,
+    folder: Path,
+    *,
+    fetch: bool,
+    first: int | None = None,
+    encode_batch: int = 1,
+) -> Work:
     """Reads the data set and the files of the model, and makes the keys. Writes nothing but weights it had to fetch.
 
     folder: the cache, for its memory of digests. fetch: get what the model lacks from the hub. first: take no more rows
-    than this. Raises DataError for rows that cannot be read, ModelError or UsageError for a model that is not there.
+    than this. encode_batch: rows per forward pass. Raises DataError for rows that cannot be read, ModelError or
+    UsageError for a model that is not there.
     """
-    task, posterior = registry().task(model.task), model.posterior or "mean"
-    planner = Planner(find_family(model), task, listed(model.trainable), posterior)
+    family, task = find_family(model), registry().task(model.task)
+    refuse_variants(family.name, family.variants, data)
+    planner = Planner(family, task, listed(model.trainable), model.posterior or "mean", encode_batch)
     located = locate(model, fetch=tuple(planner.components) if fetch else None, hub=model.hub)
     located.require(planner.components, planner.components)
     dataset = read_dataset(data, located.family.columns_for(planner.task), located.family.size_factor)
@@ -53,7 +65,7 @@ def find_work(model: ModelOptions, data: DataOptions, folder: Path, *, fetch: bo
         warn(str(problem))
     for problem in dataset.skipped:
         warn(f"left out: {problem}")
-    rows = dataset.rows[:first]
+    rows = dataset.rows[:first] if first else dataset.rows
     device, dtype = device_and_dtype(model)
     say(_rows_line(rows, device, dtype))
     digests = Digests(folder)
@@ -91,9 +103,9 @@ def _lengths(work: Work, row: Row, entry: Entry, column: str, store: Store) -> l
     return [store.entry(entry.keys[o]).shape[axis] for o, axis in stored.items()]
 
 
-def _files(rows: Sequence[Row], planner: Planner) -> dict[Path, str]:
+def _files(rows: Sequence[Row], planner: Planner) -> dict[Source, str]:
     """The files that stage 1 reads, each with the first row that names it."""
-    found: dict[Path, str] = {}
+    found: dict[Source, str] = {}
     for row in rows:
         for name in planner.columns:
             if name in row.files:

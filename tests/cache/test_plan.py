@@ -121,7 +121,7 @@ def test_rows_come_decoded_in_order(tmp_path: Path, workers: int) -> None:
     stamps = {row.files["image"]: stamp_of(row.files["image"]) for row in rows}
     job = Job(load_image, (), ("pixels",), (), frozenset({"image"}))
     asked = [Call(row.id, job, row, {}, {}) for row in rows]
-    got = list(decoded(asked, [load_image], stamps, workers))
+    got = [one for batch in decoded([asked[:3], asked[3:]], [load_image], stamps, workers) for one in batch]
     assert [call.key for call, _ in got] == [str(n) for n in range(9)]
     assert isinstance(got[4][1], str)
     for n, (_, values) in enumerate(got):
@@ -142,8 +142,8 @@ def test_only_a_few_pictures_are_decoded_ahead(tmp_path: Path) -> None:
         return torch.tensor([threading.get_ident()])
 
     job = Job(whose, (), ("who",), (), frozenset({"image"}))
-    coming = decoded([Call(r.id, job, r, {}, {}) for r in rows], [whose], stamps, 2)
-    _, first = next(coming)
+    coming = decoded([[Call(r.id, job, r, {}, {})] for r in rows], [whose], stamps, 2)
+    [(_, first)] = next(coming)
     assert first["who"].item() != threading.get_ident()
     time.sleep(0.1)
     assert len(started) <= 2 * ahead.AHEAD

@@ -121,9 +121,10 @@ def test_a_probe_encodes_three_rows_of_each_unit(
     seen: list[tuple[str, str]] = []
     keep = stage1.Stage1._keep
 
-    def kept(self: Any, call: Any, *rest: Any) -> None:
-        seen.append((call.job.unit.name, call.row.place.rpartition(":")[2] if call.row else ""))
-        keep(self, call, *rest)
+    def kept(self: Any, calls: Any, *rest: Any) -> None:
+        for call in calls:
+            seen.append((call.job.unit.name, call.row.place.rpartition(":")[2] if call.row else ""))
+        keep(self, calls, *rest)
 
     monkeypatch.setattr(stage1.Stage1, "_keep", kept)
     cache(tmp_path / "cache", metadata, probe=True)

@@ -14,6 +14,8 @@ from typing import Any
 
 from dsplit.errors import UnitError
 
+RNG = "rng"  # the counted randomness of a batch: a random unit that takes it draws the same for a row, split or not
+
 
 @dataclass(frozen=True)
 class Unit:
@@ -21,7 +23,8 @@ class Unit:
 
     inputs, outputs: names of values. components: names of the model parts it calls (also parameters of the function).
     version: part of every cache key made from it; raise it when the result changes.
-    random: its result differs from call to call, so it can never be cached.
+    random: its result differs from call to call, so it can never be cached. Only such a unit may take a parameter
+    `rng`, from which it draws (`rng.normal("purpose", like)`): training gives it, no unit makes it.
     shapes: per output, the shape of one row's value as a formula over H, W, F, L and component-config fields, for
     instance `"vae.z_dim, 1, H/8, W/8"`; a dimension with L is ragged: rows are padded with zeros along it in a batch.
     dtypes: per output, `float` (the run's dtype) unless stated, e.g. `bool`.
@@ -123,6 +126,8 @@ def unit(
             raise UnitError(f"unit '{name}' declares no output")
         if len(set(made)) < len(made) or set(made) & set(parameters):
             raise UnitError(f"unit '{name}': a value is written once, by a unit that does not read it")
+        if RNG in parameters and not random:
+            raise UnitError(f"unit '{name}' draws from {RNG}; declare it random=True, since it cannot be cached")
         missing = [c for c in called if c not in parameters]
         if missing:
             raise UnitError(f"unit '{name}' declares the components {', '.join(missing)}, but takes no such parameter")
@@ -189,10 +194,10 @@ def split(
     """The smallest stage 1 and stage 2 that make `wanted`.
 
     columns: values that the data set gives. drawn: values that the task draws anew at each visit (`noisy_latents`,
-    `sigma`). trainable: components whose weights change. Raises UnitError for a value with two writers, a cycle, an
-    input that nobody makes, or a trainable component that no needed unit calls.
+    `sigma`); `rng` is always there in stage 2. trainable: components whose weights change. Raises UnitError for a value
+    with two writers, a cycle, an input that nobody makes, or a trainable component that no needed unit calls.
     """
-    columns, drawn, wanted, trainable = set(columns), set(drawn), tuple(wanted), set(trainable)
+    columns, drawn, wanted, trainable = set(columns), {*drawn, RNG}, tuple(wanted), set(trainable)
     makers = _makers(units, columns | drawn)
     needed = _order(units, makers, wanted, columns | drawn)
     unused = trainable - {c for u in needed for c in u.components}

@@ -7,7 +7,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from dsplit import Column, Component, ModelFamily, hookimpl, unit
-from dsplit.models import FlowMatch, load_image, one_frame, unrounded
+from dsplit.models import FlowMatch, draw_latents, load_image, one_frame, unrounded
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,14 +23,40 @@ def encode_image(pixels: torch.Tensor, vae: Any) -> torch.Tensor:
 
     The posterior's mean, normalised; equals `QwenImageEditPipeline._encode_vae_image`.
     """
+    latents = _posterior(pixels, vae).mode()
+    mean, std = _unit_variance(vae, latents)
+    return (latents - mean) / std
+
+
+@unit(
+    outputs="latents_mean latents_logvar",
+    components="vae",
+    version=1,
+    shapes={"latents_mean": "vae.z_dim, 1, H/8, W/8", "latents_logvar": "vae.z_dim, 1, H/8, W/8"},
+)
+def encode_posterior(pixels: torch.Tensor, vae: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """pixels: (B, 3, H, W) in [-1, 1] -> latents_mean, latents_logvar: (B, 16, 1, H/8, W/8), of the scaled latents.
+
+    The posterior of `encode_image`'s latents: a variable divided by s has its log-variance less 2 log s.
+    """
+    posterior = _posterior(pixels, vae)
+    mean, std = _unit_variance(vae, posterior.mean)
+    return (posterior.mean - mean) / std, posterior.logvar - 2 * std.log()
+
+
+def _posterior(pixels: torch.Tensor, vae: Any) -> Any:
+    """The VAE's distribution over the latents of `pixels`, one frame each."""
+    like = next(vae.parameters())  # vae.device and vae.dtype walk over all modules, which takes a millisecond
+    return vae.encode(pixels.unsqueeze(2).to(like.device, like.dtype)).latent_dist
+
+
+def _unit_variance(vae: Any, latents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What the VAE's latents are normalised with, m and s of `(latents - m) / s`: (1, 16, 1, 1, 1) each."""
     import torch
 
-    like = next(vae.parameters())  # vae.device and vae.dtype walk over all modules, which takes a millisecond
-    clip = pixels.unsqueeze(2).to(like.device, like.dtype)
-    latents = vae.encode(clip).latent_dist.mode()
     mean = torch.tensor(vae.config.latents_mean).view(1, -1, 1, 1, 1).to(latents)
     std = torch.tensor(vae.config.latents_std).view(1, -1, 1, 1, 1).to(latents)
-    return (latents - mean) / std
+    return mean, std
 
 
 @unit(
@@ -132,6 +158,7 @@ QWEN_IMAGE = ModelFamily(
         Column("num_inference_steps", "int", minimum=2),  # one step with shift_terminal divides by zero
     ),
     units=(load_image, encode_image, encode_prompt),
+    posterior=(encode_posterior, draw_latents),
     denoise=denoise,
     noise=FlowMatch(
         patch=2,

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import os
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from dsplit.cache.encode import encode
 from dsplit.cache.rows import CachedRows
 from dsplit.cli import main
+from dsplit.models.load import load_component
+from dsplit.models.locate import locate
+from dsplit.models.registry import registry
+from dsplit.recipe import ModelOptions
+from dsplit.training.batches import Reader
 from tests import tiny
 from tests.cache.runs import child
 from tests.commandline import MODEL, Dsplit, cache_words, names_below
@@ -58,6 +66,35 @@ def test_c03_nan_latents_are_named_and_never_stored(dsplit: Dsplit, tmp_path: Pa
     assert all(torch.isfinite(v).all() for v in stored if v.is_floating_point())
     refused = dsplit("train", "--model", MODEL, "--from-cache", tmp_path / "cache", "--out", tmp_path / "o")
     assert (refused.code, "cache incomplete: 0 of 3 rows" in refused.err) == (1, True)
+
+
+def test_c06_every_prompt_dropped_trains_on_the_empty_prompts_embedding(dsplit: Dsplit, tmp_path: Path) -> None:
+    """The text encoder is gone by then; what is used is what it makes of ""."""
+    path, model = tiny.dataset(tmp_path / "data", 3), tiny.qwen_image(tmp_path / "model")
+    out = tmp_path / "cache"
+    assert dsplit(*cache_words(path, out, model=model)).result["encoded"]["encode_prompt"] == 4
+    found = locate(ModelOptions(model=str(model)))
+    parts = {name: load_component(found, name, torch.float32, "cpu") for name in ("text_encoder", "tokenizer")}
+    unit = next(u for u in registry().family("qwen-image").units if u.name == "encode_prompt")
+    expected = encode([unit], {"prompt": [""]}, parts)
+    for name in ("text_encoder", "tokenizer", "vae"):
+        shutil.rmtree(model / name)
+
+    def losses(run: str, *more: str) -> list[float]:
+        steps = ("--max-steps", "2", "--rank", "4", "--threads", "1", "--device", "cpu", "--json")
+        words = ("train", "--model", model, "--from-cache", out, "--out", tmp_path / run, *steps, *more)
+        assert dsplit(*words).result["steps"] == 2
+        return [json.loads(line)["loss"] for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
+
+    dropped, kept = losses("dropped", "--prompt-dropout", "1.0"), losses("kept")
+    assert dropped != kept
+    reader = Reader(CachedRows(out), {"prompt_embeds": 0, "prompt_mask": 0}, prompt_dropout=1.0)
+    batch = reader.read([(0, 0), (1, 0), (2, 5)])
+    for k in range(3):
+        assert torch.equal(batch["prompt_embeds"][k], expected["prompt_embeds"][0])
+        assert torch.equal(batch["prompt_mask"][k], expected["prompt_mask"][0])
+    too_much = dsplit("train", "--model", model, "--from-cache", out, "--prompt-dropout", "1.5")
+    assert (too_much.code, "--prompt-dropout 1.5: it is a share of visits, from 0 to 1" in too_much.err) == (2, True)
 
 
 @pytest.mark.parametrize(

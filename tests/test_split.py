@@ -217,6 +217,16 @@ def test_a_column_that_only_the_loss_reads_crosses() -> None:
     assert result.boundary == ("pixels",)
 
 
+def test_the_randomness_of_a_random_unit_is_there_and_never_crosses() -> None:
+    units = (
+        made_up("encode", ("image",), ("mean",), components=("vae",)),
+        made_up("draw", ("mean", "rng"), ("latents",), random=True),
+    )
+    result = split(units, columns=COLUMNS, wanted=("latents",))
+    assert (names(result.stage1), names(result.stage2)) == (["encode"], ["draw"])
+    assert (result.boundary, result.columns, result.stage1_columns) == (("mean",), (), ("image",))
+
+
 def fails(units, text, *, wanted=("out",), **more) -> None:
     with pytest.raises(UnitError) as caught:
         split(units, columns=COLUMNS, wanted=wanted, drawn=DRAWN, **more)
@@ -228,7 +238,7 @@ def test_two_writers_are_named() -> None:
     fails(units, "the value 'out' has two writers: 'encode' and 'encode_again'")
 
 
-@pytest.mark.parametrize("value", ["prompt", "sigma"])
+@pytest.mark.parametrize("value", ["prompt", "sigma", "rng"])
 def test_a_unit_cannot_make_what_is_given(value: str) -> None:
     fails((made_up("guess", ("image",), (value, "out")),), f"the value '{value}' comes from the data set or the task")
 

@@ -77,7 +77,11 @@ def test_its_units_equal_the_pipeline(plugin: ModuleType) -> None:
 
     pixels = torch.rand(1, 3, 64, 64) * 2 - 1
     encoded = plugin.encode_image({"pixels": pixels}, parts)["latents"]
-    assert torch.equal(encoded, pipeline.vae.encode(pixels).latent_dist.mean * 0.13025)
+    posterior = pipeline.vae.encode(pixels).latent_dist
+    assert torch.equal(encoded, posterior.mean * 0.13025)
+    values = plugin.encode_posterior({"pixels": pixels}, parts)
+    assert torch.equal(values["latents_mean"], encoded)
+    assert torch.allclose((values["latents_logvar"] / 2).exp(), posterior.std * 0.13025)
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,9 @@ def perhaps_long(model: Model, rows: Iterable[Row], split_of: Callable[[Row], Sp
     found: Captions = {}
     for row in rows:
         for column in PROMPTS:
-            text = row.columns.get(column) or ""
-            if len(text.encode()) >= model.family.token_limit - SUFFIX_TOKENS and reads(split_of(row), column):
-                found.setdefault(column, {}).setdefault(text, []).append(row.place)
+            for text in row.variants.get(column, (row.columns.get(column) or "",)):
+                if len(text.encode()) >= model.family.token_limit - SUFFIX_TOKENS and reads(split_of(row), column):
+                    found.setdefault(column, {}).setdefault(text, []).append(row.place)
     return found
 
 

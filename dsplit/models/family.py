@@ -10,6 +10,7 @@ from dsplit.errors import UsageError
 from dsplit.units import Split, Unit, split
 
 DRAWN = ("noisy_latents", "sigma")  # what a task draws anew at each visit and hands to the denoiser
+IMPLIED = ("size", "view")  # columns that every row has: the target (W, H), and the window of the scaled picture
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,10 @@ class ModelFamily:
     read (`{"vae.z_dim": 16}`). offload: components not loaded per stage, where the split does not say it already.
     defaults: family defaults of training options (`{"lr": 1e-4}`). guide: `guide(positive, negative, scale)`, how the
     family's own pipeline combines the two passes of classifier-free guidance. token_count: `token_count(prompt,
-    components)`, the tokens of a caption; those beyond token_limit are cut, which is warned of.
+    components)`, the tokens of a caption; those beyond token_limit are cut, which is warned of. posterior: the units
+    that stand in for those that make the same values when latents are sampled (`--posterior sample`): one that encodes
+    mean and log-variance, and `draw_latents`; without them sampling is refused. variants: what of a picture may be
+    varied, of `flip` and `crops`; leave out what would make a picture contradict what else the family reads of its row.
     """
 
     name: str
@@ -108,6 +112,8 @@ class ModelFamily:
     guide: Callable[[Any, Any, float], Any] = classifier_free_guidance
     token_count: Callable[[str, Mapping[str, Any]], int] | None = None
     token_limit: int = 0
+    posterior: tuple[Unit, ...] = ()
+    variants: tuple[str, ...] = ("flip", "crops")
 
     def component(self, name: str) -> Component:
         """The component called `name`; raises UsageError naming those that exist."""
@@ -130,13 +136,34 @@ class ModelFamily:
             if "prompt" in u.inputs
         )
 
-    def split(self, task: Task, trainable: tuple[str, ...] = (), *, negative: bool = False) -> Split:
-        """The split of this family for `task` when `trainable` is trained; `negative` adds the negative prompt."""
+    def units_for(self, posterior: str) -> tuple[Unit, ...]:
+        """`units`, with those of `posterior` in the place of what they stand in for if it is `sample`.
+
+        Raises UsageError if it is, and the family cannot.
+        """
+        if posterior != "sample":
+            return self.units
+        made = {o for u in self.posterior for o in u.outputs}
+        if not made:
+            raise UsageError(f"--posterior sample: {self.name} has no units that sample; leave it out")
+        places = [k for k, u in enumerate(self.units) if made & set(u.outputs)]
+        first = min(places, default=len(self.units))
+        kept = [u for k, u in enumerate(self.units) if k not in places]
+        return (*kept[:first], *self.posterior, *kept[first:])
+
+    def split(
+        self, task: Task, trainable: tuple[str, ...] = (), *, negative: bool = False, posterior: str = "mean"
+    ) -> Split:
+        """The split of this family for `task` when `trainable` is trained.
+
+        negative: with the negative prompt. posterior: latents are the `mean` of the VAE's posterior, or a `sample`.
+        Raises UsageError for what the family cannot do.
+        """
         if task.name not in self.tasks:
             raise UsageError(f"{self.name} does not support the task '{task.name}' (it has {', '.join(self.tasks)})")
-        units = (*self.units, *(self.negative_units if negative else ()), self.denoise)
+        units = (*self.units_for(posterior), *(self.negative_units if negative else ()), self.denoise)
         extra = tuple(o for u in self.negative_units for o in u.outputs) if negative else ()
-        columns = [c.name for c in self.columns_for(task)] + ["size"]
+        columns = [*(c.name for c in self.columns_for(task)), *IMPLIED]
         for name in trainable:
             if not self.component(name).weights:
                 raise UsageError(f"--trainable {name}: it has no weights to train")
@@ -146,13 +173,13 @@ class ModelFamily:
     @property
     def config_only(self) -> tuple[str, ...]:
         """The parts without weights that no unit calls, such as the scheduler: they are read for their config."""
-        called = {c for u in (*self.units, self.denoise) for c in u.components}
+        called = {c for u in (*self.units, *self.posterior, self.denoise) for c in u.components}
         return tuple(c.name for c in self.components if not c.weights and c.name not in called)
 
     def columns_for(self, task: Task) -> tuple[Column, ...]:
         """The columns that a data set for `task` may have; the family's declaration of a column wins."""
         shared = {c.name: c for c in task.columns}
-        read = {i for u in self.units for i in u.inputs} | set(shared)
+        read = {i for u in (*self.units, *self.posterior) for i in u.inputs} | set(shared)
         shared |= {c.name: c for c in self.columns if c.name in read}
         if task.negative_if:
             shared[NEGATIVE_PROMPT.name] = NEGATIVE_PROMPT

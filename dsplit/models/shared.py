@@ -8,6 +8,7 @@ from dsplit.units import unit
 
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import Any
 
     import torch
 
@@ -20,3 +21,13 @@ def load_image(image: list[Path], size: list[tuple[int, int]]) -> torch.Tensor:
     from dsplit.dataset.images import pixels
 
     return torch.stack([torch.from_numpy(pixels(path, wh)) for path, wh in zip(image, size, strict=True)])
+
+
+@unit(outputs="latents", random=True)
+def draw_latents(latents_mean: torch.Tensor, latents_logvar: torch.Tensor, rng: Any) -> torch.Tensor:
+    """latents_mean, latents_logvar: (B, ...) -> latents: (B, ...), of their dtype; drawn in fp32, anew at each visit.
+
+    `mean + exp(logvar / 2) * noise` (Kingma & Welling 2013, eq. 10); equals `latent_dist.sample()` of diffusers' VAEs.
+    """
+    noise = rng.normal("posterior", latents_mean)
+    return (latents_mean.float() + (0.5 * latents_logvar.float()).exp() * noise).to(latents_mean.dtype)

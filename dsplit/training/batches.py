@@ -1,4 +1,4 @@
-"""Which rows each step sees, in what order, and how rows of different length become one batch."""
+"""Which rows each step sees, in what order and as which variant, and how rows of different length become one batch."""
 
 from __future__ import annotations
 
@@ -10,23 +10,30 @@ from typing import Any, Protocol
 
 import torch
 
+from dsplit.dataset.rows import Choice
 from dsplit.errors import DsplitError, TrainingError
 from dsplit.shapes import ragged_axis
-from dsplit.training.rng import sort_key
+from dsplit.training.rng import chance, sort_key, variant
 from dsplit.units import Split
 
 Visit = tuple[int, int]  # row number, visit
+FIRST: Choice = {}  # the first variant of everything
 
 
 class Rows(Protocol):
-    """What training reads; CachedRows and LiveRows are two of them."""
+    """What training reads; CachedRows and LiveRows are two of them.
+
+    variants: how many variants row `i` has, per axis that has several (`{"prompt": 3, "view": 2}`). columns, values: as
+    they are with the variants chosen; an axis that `choice` leaves out has its first, `None` is the empty prompt.
+    """
 
     @property
     def ids(self) -> Sequence[str]: ...
     def place(self, i: int) -> str: ...
-    def columns(self, i: int) -> dict[str, Any]: ...
     def group(self, i: int) -> Hashable: ...
-    def values(self, i: int) -> dict[str, torch.Tensor]: ...
+    def variants(self, i: int) -> Mapping[str, int]: ...
+    def columns(self, i: int, choice: Choice = FIRST) -> dict[str, Any]: ...
+    def values(self, i: int, choice: Choice = FIRST) -> dict[str, torch.Tensor]: ...
 
 
 @dataclass(frozen=True)
@@ -120,10 +127,13 @@ class Order:
 
 def buckets(rows: Rows, group_by: Sequence[str]) -> list[Hashable]:
     """The bucket of each row: its size, and the columns that a batch must have in common."""
-    if not group_by:
-        return [(rows.group(i),) for i in range(len(rows.ids))]
-    columns = (rows.columns(i) for i in range(len(rows.ids)))
-    return [(rows.group(i), *(c[name] for name in group_by)) for i, c in enumerate(columns)]
+    found: dict[Hashable, Hashable] = {}  # equal buckets are one object: there may be a million rows
+    result = []
+    for i in range(len(rows.ids)):
+        columns = rows.columns(i) if group_by else {}
+        bucket = (rows.group(i), *(columns[name] for name in group_by))
+        result.append(found.setdefault(bucket, bucket))
+    return result
 
 
 def describe(bucket: Hashable, group_by: Sequence[str]) -> str:
@@ -143,10 +153,15 @@ def ragged_axes(split: Split) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Reader:
-    """Reads batches: `reader[[(row, visit), ...]]`. Holds nothing but data, so that worker processes can have it."""
+    """Reads batches: `reader[[(row, visit), ...]]`. Holds nothing but data, so that worker processes can have it.
+
+    seed: of the variants drawn. prompt_dropout: the share of visits whose prompt is empty.
+    """
 
     rows: Rows
     ragged: Mapping[str, int]
+    seed: int = 0
+    prompt_dropout: float = 0.0
 
     def __getitem__(self, visits: Sequence[Visit]) -> Batch | DsplitError:
         """The batch; or the error, given back so that it leaves a worker process without a traceback in its message."""
@@ -159,8 +174,9 @@ class Reader:
         """The rows of `visits` as one batch, on the CPU or where live encoders left them."""
         numbers = [i for i, _ in visits]
         places = [self.rows.place(i) for i in numbers]
-        values = [self.rows.values(i) for i in numbers]
-        columns = [self.rows.columns(i) for i in numbers]
+        choices = [self.choice(i, visit) for i, visit in visits]
+        values = [self.rows.values(i, choice) for i, choice in zip(numbers, choices, strict=True)]
+        columns = [self.rows.columns(i, choice) for i, choice in zip(numbers, choices, strict=True)]
         return Batch(
             values={k: stack(k, [v[k] for v in values], self.ragged.get(k), places) for k in values[0]},
             columns={k: [c[k] for c in columns] for k in columns[0]},
@@ -168,6 +184,15 @@ class Reader:
             visits=[visit for _, visit in visits],
             places=places,
         )
+
+    def choice(self, i: int, visit: int) -> Choice:
+        """The variants of row `i` at a visit; `prompt` is None where it is dropped."""
+        row_id = self.rows.ids[i]
+        axes = self.rows.variants(i).items()
+        drawn: dict[str, int | None] = {axis: variant(self.seed, row_id, visit, axis, n) for axis, n in axes}
+        if chance(self.seed, row_id, visit, "prompt dropout") < self.prompt_dropout:
+            drawn["prompt"] = None
+        return drawn
 
 
 def stack(name: str, rows: Sequence[torch.Tensor], ragged: int | None, places: Sequence[str]) -> torch.Tensor:

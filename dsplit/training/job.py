@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,8 @@ from dsplit.cache.plan import Planner
 from dsplit.cache.rows import CachedRows
 from dsplit.console import counted, warn
 from dsplit.dataset import read_dataset
-from dsplit.errors import CacheError, TrainingError
+from dsplit.dataset.views import refuse_variants
+from dsplit.errors import CacheError, TrainingError, UsageError
 from dsplit.models.captions import perhaps_long, warn_of_cut
 from dsplit.models.family import ModelFamily, Task
 from dsplit.models.load import pick_dtype
@@ -23,14 +24,15 @@ from dsplit.models.registry import registry
 from dsplit.recipe import DataOptions, ModelOptions, TrainOptions, listed
 from dsplit.training.batches import Rows
 from dsplit.training.live import LiveRows
+from dsplit.units import Split
 
 
 @dataclass(frozen=True)
 class Job:
     """trained: the components to train. loaded: those to load, each with a unit that needs it.
 
-    header: what made the cache; empty for an unsplit run. components: the loaded ones, empty at first; live rows
-    encode with them.
+    posterior: whether latents are its `mean`, or a `sample` drawn at each visit. header: what made the cache; empty for
+    an unsplit run. components: the loaded ones, empty at first; live rows encode with them.
     """
 
     family: ModelFamily
@@ -40,6 +42,7 @@ class Job:
     dtype: torch.dtype
     loaded: Mapping[str, str]
     rows: Rows
+    posterior: str = "mean"
     header: Mapping[str, Any] = field(default_factory=dict)
     components: dict[str, Any] = field(default_factory=dict)
 
@@ -47,6 +50,11 @@ class Job:
     def live(self) -> bool:
         """True for an unsplit run."""
         return not self.header
+
+    @property
+    def split(self) -> Split:
+        """The split of all that a row can need, with the negative prompt where the task has one."""
+        return split_of(self.family, self.task, self.trained, self.posterior)
 
     def noise_process(self) -> Any:
         """The family's noise process, with the schedule of this model's scheduler config."""
@@ -74,11 +82,12 @@ def cached_job(model: ModelOptions, data: DataOptions, train: TrainOptions, devi
         "task": stated_task,
         "trainable": list(listed(model.trainable)),
         "dtype": str(pick_dtype(model.dtype, device)).removeprefix("torch.") if model.dtype else None,
+        "posterior": model.posterior,
     }
     refuse_other(folder, header, requested)
     family, task = registry().family(header["family"]), registry().task(header["task"])
-    trained = tuple(header["trainable"])
-    loaded = _needed(family, task, trained, stage1=False)
+    trained, posterior = tuple(header["trainable"]), header["posterior"]
+    loaded = _needed(split_of(family, task, trained, posterior), stage1=False)
     dtype = pick_dtype(header["dtype"], device)
     found = _located(model, loaded)
     if differing := model_differences(header, found):
@@ -87,24 +96,26 @@ def cached_job(model: ModelOptions, data: DataOptions, train: TrainOptions, devi
             f"{folder}: the cache was made with another model than {found.name}\n{lines}\n"
             "run `dsplit cache` with this model, or train with the one of the cache"
         )
-    return Job(family, task, trained, found, dtype, loaded, rows, header)
+    return Job(family, task, trained, found, dtype, loaded, rows, posterior, header)
 
 
 def live_job(model: ModelOptions, data: DataOptions, train: TrainOptions, device: torch.device) -> Job:
     """The job of an unsplit run: the same rows in the same order, encoded at every visit."""
     family, task = find_family(model), registry().task(model.task)
-    planner = Planner(family, task, listed(model.trainable))
+    posterior = model.posterior or "mean"
+    planner = Planner(family, task, listed(model.trainable), posterior)
+    refuse_variants(family.name, family.variants, data)
     dataset = read_dataset(data, family.columns_for(task), family.size_factor)
     for problem in (*dataset.warnings, *dataset.skipped):
         warn(str(problem))
     trained = listed(model.trainable) or family.trainable
-    loaded = _needed(family, task, trained, stage1=True)
+    loaded = _needed(split_of(family, task, trained, posterior), stage1=True)
     components: dict[str, Any] = {}
     rows = LiveRows(dataset.rows, planner.split_of, components)
     dtype = pick_dtype(model.dtype, device)
     found = _located(model, loaded)
     warn_of_cut(found, perhaps_long(found, dataset.rows, planner.split_of))
-    return Job(family, task, trained, found, dtype, loaded, rows, components=components)
+    return Job(family, task, trained, found, dtype, loaded, rows, posterior, components=components)
 
 
 def refuse_other(folder: Path, header: Mapping[str, Any], requested: Mapping[str, Any]) -> None:
@@ -124,22 +135,47 @@ def refuse_other(folder: Path, header: Mapping[str, Any], requested: Mapping[str
         )
 
 
-def check_devices(rows: Rows) -> None:
-    """Raises TrainingError if the noise of a row's seed was drawn on a device that this machine lacks."""
-    if torch.cuda.is_available():
+def refuse_dropout(job: Job) -> None:
+    """Raises UsageError if the job has no prompt to drop, or its cache no value for the empty one in its place."""
+    if "prompt" not in (*job.split.stage1_columns, *job.split.columns):
+        raise UsageError(f"--prompt-dropout: {job.family.name} reads no prompt; leave it out")
+    if job.live:
         return
-    columns = [rows.columns(i) for i in range(len(rows.ids))]
-    bad = [rows.place(i) for i, c in enumerate(columns) if c.get("rand_device") == "cuda" and c.get("seed") is not None]
-    if bad:
-        raise TrainingError(
-            f"{bad[0]}: rand_device is cuda, but there is no CUDA device here to draw its noise on ({len(bad)} such "
-            "rows); train on a GPU, or drop the seed"
+    axes, twins = job.header["axes"], job.header["empty_prompt"]
+    twinless = [value for value in job.split.boundary if "prompt" in axes.get(value, ()) and value not in twins]
+    if twinless:
+        raise UsageError(
+            f"--prompt-dropout: the cache has no {', '.join(twinless)} of the empty prompt, since more of a row than "
+            "its prompt makes it; leave the option out, or train without --from-cache"
         )
 
 
-def _needed(family: ModelFamily, task: Task, trained: tuple[str, ...], *, stage1: bool) -> dict[str, str]:
+def check_devices(rows: Rows, crossing: Sequence[str]) -> None:
+    """Raises TrainingError if the noise of a row's seed was drawn on a device that this machine lacks.
+
+    crossing: the columns that cross; no row is read unless `rand_device` is one of them.
+    """
+    if "rand_device" not in crossing or torch.cuda.is_available():
+        return
+    first, bad = 0, 0
+    for i in range(len(rows.ids)):
+        columns = rows.columns(i)
+        if columns["rand_device"] == "cuda" and columns["seed"] is not None:
+            first, bad = first if bad else i, bad + 1
+    if bad:
+        raise TrainingError(
+            f"{rows.place(first)}: rand_device is cuda, but there is no CUDA device here to draw its noise on ({bad} "
+            "such rows); train on a GPU, or drop the seed"
+        )
+
+
+def split_of(family: ModelFamily, task: Task, trained: tuple[str, ...], posterior: str) -> Split:
+    """The split of all that a row can need, with the negative prompt where the task has one."""
+    return family.split(task, trained, negative=bool(task.negative_if), posterior=posterior)
+
+
+def _needed(split: Split, *, stage1: bool) -> dict[str, str]:
     """The components that the run loads, each with a unit that needs it."""
-    split = family.split(task, trained, negative=bool(task.negative_if))
     units = (*(split.stage1 if stage1 else ()), *split.stage2)
     return {c: u.name for u in units for c in u.components}
 

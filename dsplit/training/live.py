@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from dsplit.cache.encode import encode, inputs
+from dsplit.training.batches import FIRST
 from dsplit.units import Split
 
 if TYPE_CHECKING:
     from dsplit.dataset import Row
+    from dsplit.dataset.rows import Choice
 
 
 class LiveRows:
@@ -32,15 +34,19 @@ class LiveRows:
         """The target size (W, H)."""
         return self._rows[i].size
 
-    def columns(self, i: int) -> dict[str, Any]:
-        """The columns that cross into stage 2."""
-        row = self._rows[i]
-        known = {**row.columns, "size": row.size}
+    def variants(self, i: int) -> Mapping[str, int]:
+        """How many variants row `i` has, per axis that has several."""
+        return {axis: len(values) for axis, values in self._rows[i].variants.items()}
+
+    def columns(self, i: int, choice: Choice = FIRST) -> dict[str, Any]:
+        """The columns that cross into stage 2, with the variants chosen."""
+        row = self._rows[i].pick(choice)
+        known = {**row.columns, "size": row.size, "view": row.view}
         return {name: known[name] for name in self._split_of(row).columns}
 
-    def values(self, i: int) -> dict[str, torch.Tensor]:
-        """The boundary values, without the batch axis."""
-        row = self._rows[i]
+    def values(self, i: int, choice: Choice = FIRST) -> dict[str, torch.Tensor]:
+        """The boundary values of the row with the variants chosen, without the batch axis."""
+        row = self._rows[i].pick(choice)
         split = self._split_of(row)
         values = encode(split.stage1, inputs(row), self._components)
         return {name: values[name][0] for name in split.boundary}

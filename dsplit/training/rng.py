@@ -19,6 +19,20 @@ def sort_key(*parts: object) -> bytes:
     return _digest(parts, 16)
 
 
+def variant(seed: int, row_id: str, visit: int, axis: str, count: int) -> int:
+    """Which of `count` variants of `axis` a row has at a visit: in [0, count).
+
+    A random order of all of them for each `count` visits in turn, so that all are used equally often.
+    """
+    cycle, place = divmod(visit, count)
+    return sorted(range(count), key=lambda k: sort_key(seed, "variant", axis, row_id, cycle, k))[place]
+
+
+def chance(seed: int, row_id: str, visit: int, purpose: str) -> float:
+    """Uniform in [0, 1): what is done with probability p is done where this is below p."""
+    return (int.from_bytes(_digest((seed, row_id, visit, purpose), 8), "big") >> 11) / 2**53
+
+
 def _digest(parts: Sequence[object], size: int) -> bytes:
     return blake2b("\0".join(map(str, parts)).encode(), digest_size=size).digest()
 

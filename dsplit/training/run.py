@@ -19,7 +19,7 @@ from dsplit.models.load import load_component, pick_device, set_threads
 from dsplit.recipe import DataOptions, ModelOptions, TrainOptions, stated
 from dsplit.training.batches import Order, Reader, buckets, describe, ragged_axes
 from dsplit.training.checkpoints import RunFolder, refuse_earlier
-from dsplit.training.job import Job, cached_job, check_devices, live_job
+from dsplit.training.job import Job, cached_job, check_devices, live_job, refuse_dropout
 from dsplit.training.loop import Schedule, fit, known_schedules
 from dsplit.training.lora import adapters, inject, skeleton
 from dsplit.training.lora_files import refuse_format
@@ -41,18 +41,22 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
     started = time.monotonic()
     if ranks.world() > 1:
         raise UsageError(f"`dsplit train` runs in one process so far, not in {ranks.world()}; start it with one")
+    if not 0 <= train.prompt_dropout <= 1:
+        raise UsageError(f"--prompt-dropout {train.prompt_dropout:g}: it is a share of visits, from 0 to 1")
     out = Path(train.out or OUT)
     refuse_earlier(out, train.overwrite)
     set_threads(model.threads)
     device = pick_device(model.device)
     job = (cached_job if train.from_cache else live_job)(model, data, train, device)
+    if train.prompt_dropout:
+        refuse_dropout(job)
     start = read_start(Path(train.init_lora), train.rank, train.alpha) if train.init_lora else None
     train = _resolved(train, job, start)
     skeletons = {name: skeleton(job.model, name) for name in job.trained}
     plan = adapters(skeletons, train.targets, job.family.lora_targets, job.family.trainable)
     if start:
         check_start(start, skeletons, plan)
-    check_devices(job.rows)
+    check_devices(job.rows, job.split.columns)
     claim_folder(out)
 
     order = Order(
@@ -76,13 +80,14 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
         load_start(start, job.components)
     for name in job.trained:
         _train_mode(name, job.components[name], train.gradient_checkpointing)
+    process = job.noise_process()
     objective = Objective(
-        job.family, job.task, job.components, job.trained, job.noise_process(), train.seed, asdict(train)
+        job.family, job.task, job.components, job.trained, process, train.seed, asdict(train), job.posterior
     )
     run = RunFolder(out, job.components, job.trained, train.lora_format, total, train.save_steps)
     run.begin(_recipe(job, model, data, train, device, total))
     schedule = Schedule(train.lr_scheduler, float(train.lr or 0), train.weight_decay, train.lr_warmup_steps, total)
-    reader = Reader(job.rows, ragged_axes(objective.widest))
+    reader = Reader(job.rows, ragged_axes(objective.widest), train.seed, train.prompt_dropout)
     metrics = fit(objective, weights, reader, order, schedule, run, device, 0 if job.live else train.workers)
     return {
         "steps": total,
@@ -128,6 +133,8 @@ def _say_plan(job: Job, order: Order, total: int, train: TrainOptions, device: t
         f"{job.family.name} {job.task.name}, "
         f"{'from cache' if train.from_cache else 'unsplit'}, {_dtype(job.dtype)} on {device}, "
         f"lr {train.lr:g} {train.lr_scheduler}"
+        + (f", prompt dropout {train.prompt_dropout:g}" if train.prompt_dropout else "")
+        + (", latents drawn from the posterior" if job.posterior == "sample" else "")
     )
     for bucket, (rows, n) in list(counts.items())[:BUCKETS_SHOWN]:
         say(f"  {describe(bucket, job.task.group_by)}: {counted(rows, 'row')}, {counted(n, 'batch')}")
@@ -161,6 +168,7 @@ def _recipe(
         "model": job.model.name,
         "trainable": job.trained,
         "dtype": _dtype(job.dtype),
+        "posterior": job.posterior,
         "device": str(device),
         "threads": torch.get_num_threads(),
         "steps": total,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 from dsplit import Column, Component, ModelFamily, hookimpl, unit
-from dsplit.models import FlowMatch, load_image
+from dsplit.models import FlowMatch, draw_latents, load_image
 
 if TYPE_CHECKING:
     import torch
@@ -17,6 +18,18 @@ TOKENS = 256  # AuraFlowPipeline pads every prompt with zeros to this length, an
 def encode_image(pixels: torch.Tensor, vae: Any) -> torch.Tensor:
     """pixels: (B, 3, H, W) in [-1, 1] -> latents: (B, 4, H/8, W/8); the inverse of the pipeline's decoding."""
     return vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist.mode() * vae.config.scaling_factor
+
+
+@unit(
+    outputs="latents_mean latents_logvar",
+    components="vae",
+    version=1,
+    shapes={"latents_mean": "vae.latent_channels, H/8, W/8", "latents_logvar": "vae.latent_channels, H/8, W/8"},
+)
+def encode_posterior(pixels: torch.Tensor, vae: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """pixels: (B, 3, H, W) in [-1, 1] -> latents_mean, latents_logvar: (B, 4, H/8, W/8), of the scaled latents."""
+    posterior, scale = vae.encode(pixels.to(vae.device, vae.dtype)).latent_dist, vae.config.scaling_factor
+    return posterior.mean * scale, posterior.logvar + 2 * math.log(scale)
 
 
 @unit(
@@ -69,6 +82,7 @@ AURA_FLOW = ModelFamily(
     ),
     columns=(Column("image", "file"), Column("prompt", required=False, default="")),
     units=(load_image, encode_image, encode_prompt),
+    posterior=(encode_posterior, draw_latents),
     denoise=denoise,
     noise=FlowMatch(patch=2, scheduler={"shift": 1.73}),
     tasks={"sft": True},

@@ -30,10 +30,13 @@ class Few:
     def group(self, i):
         return self.sizes[i]
 
-    def columns(self, i):
+    def variants(self, i):
+        return {}
+
+    def columns(self, i, choice=None):
         return {"steps": 2 + i % 2}
 
-    def values(self, i):
+    def values(self, i, choice=None):
         n = self.lengths[i]
         return {
             "latents": torch.full((2, 2), float(i)),
@@ -104,6 +107,8 @@ def test_buckets_are_size_and_the_tasks_columns():
     rows = Few([1, 1, 1], [(64, 96), (64, 96), (96, 64)])
     assert buckets(rows, ()) == [((64, 96),), ((64, 96),), ((96, 64),)]
     assert buckets(rows, ("steps",)) == [((64, 96), 2), ((64, 96), 3), ((96, 64), 2)]
+    one, _, other = buckets(Few([1, 1, 1]), ("steps",))
+    assert one is other  # a million rows hold no million tuples
     assert describe(((64, 96), 3), ("steps",)) == "64x96 steps=3"
 
 
@@ -132,7 +137,7 @@ def test_shapes_that_differ_elsewhere_are_an_error_that_names_rows():
 
 def test_an_unreadable_row_comes_back_as_the_error_it_is():
     class Broken(Few):
-        def values(self, i):
+        def values(self, i, choice=None):
             raise CacheError("damaged")
 
     error = Reader(Broken([1]), {})[[(0, 0)]]

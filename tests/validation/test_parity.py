@@ -14,7 +14,7 @@ from dsplit.cache.run import run_cache
 from dsplit.cli import main
 from dsplit.errors import CacheError
 from dsplit.recipe import CacheOptions, DataOptions, ModelOptions, ValidateOptions
-from dsplit.validation.parity import check_parity, difference
+from dsplit.validation.parity import check_parity, choices, difference
 from dsplit.validation.run import run_validate
 from tests import tiny
 
@@ -119,6 +119,25 @@ def test_parity_without_a_lora_draws_nothing(tmp_path: Path) -> None:
         "parity": {**ZERO, "rows": 1},
     }
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["recipe.json", "report.html"]
+
+
+def test_every_variant_is_compared_and_axes_are_combined_only_where_a_value_needs_it() -> None:
+    assert choices({}, [["prompt"]]) == [{}]
+    three = [{"prompt": 0, "view": 0}, {"prompt": 1, "view": 1}, {"prompt": 2, "view": 0}]
+    assert choices({"prompt": 3, "view": 2}, [["view"], ["prompt"]]) == three
+    both = choices({"prompt": 3, "view": 2}, [["view"], ["view", "prompt"]])
+    assert both == [{"prompt": p, "view": v} for p in range(3) for v in range(2)]
+    assert choices({"prompt": 2}, [["view", "prompt"]]) == [{"prompt": 0}, {"prompt": 1}]
+
+
+def test_the_sampled_posterior_is_equal_bit_for_bit(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    sampled = replace(MODEL, posterior="sample")
+    rows = data(tmp_path / "data")
+    assert check_parity(sampled, rows, PARITY) == ZERO
+    assert "parity: latents_logvar: largest difference 0" in capfd.readouterr().err
+    cache = with_cache(sampled, rows, tmp_path / "cache")
+    given = ValidateOptions(parity=True, parity_rows=3, from_cache=str(cache))
+    assert check_parity(MODEL, rows, given) == ZERO  # which posterior it is, the cache says
 
 
 def test_a_difference_counts_nan_as_infinite_and_bools_as_one() -> None:

@@ -54,7 +54,7 @@ def find_work(
     UsageError for a model that is not there.
     """
     family, task = find_family(model), registry().task(model.task)
-    planner = Planner(family, task, listed(model.trainable), encode_batch)
+    planner = Planner(family, task, listed(model.trainable), model.posterior or "mean", encode_batch)
     located = locate(model, fetch=tuple(planner.components) if fetch else None, hub=model.hub)
     located.require(planner.components, planner.components)
     dataset = read_dataset(data, located.family.columns_for(planner.task), located.family.size_factor)
@@ -96,8 +96,8 @@ def _lengths(work: Work, row: Row, entry: Entry, column: str, store: Store) -> l
     """The numbers of tokens of the values in `store` that were made of `column`."""
     units = [unit for unit in work.planner.split_of(row).stage1 if column in unit.inputs]
     axes = {o: ragged_axis(unit.shapes.get(o, "")) for unit in units for o in unit.outputs if o in entry.keys}
-    stored = {o: axis for o, axis in axes.items() if axis is not None and entry.keys[o] in store}
-    return [store.entry(entry.keys[o]).shape[axis] for o, axis in stored.items()]
+    stored = {o: axis for o, axis in axes.items() if axis is not None and entry.keys[o][0] in store}
+    return [store.entry(entry.keys[o][0]).shape[axis] for o, axis in stored.items()]
 
 
 def _files(rows: Sequence[Row], planner: Planner) -> dict[Path, str]:

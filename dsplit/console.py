@@ -71,8 +71,8 @@ class Progress:
     `with Progress("encode_prompt", 12, "captions") as p: ... p.advance(1, "loss 0.1234")`.
     """
 
-    def __init__(self, what: str, total: int | None, noun: str = "rows") -> None:
-        self.what, self.total, self.noun, self.done = what, total, noun, 0
+    def __init__(self, what: str, total: int | None, noun: str = "rows", *, done: int = 0) -> None:
+        self.what, self.total, self.noun, self.done, self.before = what, total, noun, done, done
         self.started = self.shown = time.monotonic()
         self._bar = None
         console = stderr()
@@ -104,7 +104,7 @@ class Progress:
         if now - self.shown < (PLAIN_SECONDS if self._bar is None else BAR_SECONDS) and not last:
             return  # an update takes longer than some of the things that are counted
         self.shown = now
-        rate = self.done / max(now - self.started, 1e-9)
+        rate = (self.done - self.before) / max(now - self.started, 1e-9)
         text = "  ".join(t for t in (figures, f"{rate:.3g} {self.noun}/s", memory()) if t)
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, figures=escape(text))

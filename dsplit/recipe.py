@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+OUT = "runs/lora"  # the run folder where nobody names one
+
 
 def option(
     default: Any,
@@ -113,7 +115,7 @@ class TrainOptions:
 
     from_cache: str | None = option(None, "Train from this cache; encoders are never loaded.")
     name: str = option("default", "Name of the set of rows within the cache.")
-    out: str | None = option(None, "Folder of the LoRA files, metrics and recipe.", shown="runs/lora")
+    out: str | None = option(None, "Folder of the LoRA files, metrics and recipe.", shown=OUT)
     rank: int | None = option(None, "LoRA rank.", shown="32", minimum=1)
     alpha: float | None = option(None, "LoRA alpha.", shown="the rank")
     targets: str | None = option(None, "LoRA target modules, comma-separated.", shown="the family's")
@@ -132,6 +134,15 @@ class TrainOptions:
     batch_size: int = option(1, "Rows of one size per forward pass.", minimum=1)
     gradient_accumulation_steps: int = option(1, "Batches per optimiser step.", minimum=1)
     gradient_checkpointing: bool = option(False, "Less memory, more time.")
+    max_grad_norm: float = option(1.0, "Larger gradients are scaled down to this norm; 0: never.", minimum=0)
+    mixed_precision: str | None = option(
+        None, "no, bf16 or fp16, by accelerate.", shown="the launcher's, else no", choices=("no", "bf16", "fp16")
+    )
+    num_processes: int | None = option(None, "Processes to start on this machine.", shown="1", minimum=1)
+    resume: str | None = option(None, "Go on with the run in --out: latest, or the folder of a run or a state.")
+    keep: int | None = option(
+        None, "Keep the newest N checkpoints and states.", shown="all checkpoints, the newest state", minimum=1
+    )
     weighting: str = option(
         "none", "Loss weighting over sigma: none, sigma_sqrt, cosmap.", choices=("none", "sigma_sqrt", "cosmap")
     )

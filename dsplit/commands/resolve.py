@@ -16,6 +16,7 @@ from dsplit.toml_file import NAME, read_toml
 
 Group = TypeVar("Group")
 CACHE = "cache"  # the folder of the cache where nothing names it
+NOTHING: Mapping[str, Any] = {}
 WEIGHTS = ("model_path", "model_id_with_origin_paths", "model_paths")
 REPLACES = {  # a stated option -> the options of weaker layers that would win over it, or contradict it
     "model_path": ("model_id_with_origin_paths", "model_paths"),
@@ -31,15 +32,19 @@ SUFFIXES = {"data_process": "cache", "train": "train"}  # of the reference's --t
 
 
 def resolve(
-    command: str, given: Given, group: type[Group], folder: Path | None = None
+    command: str,
+    given: Given,
+    group: type[Group],
+    folder: Path | None = None,
+    saved: Mapping[str, Any] = NOTHING,
 ) -> tuple[ModelOptions, DataOptions, Group]:
-    """The options of a command: what `given` states, else dsplit.toml in `folder`, else the defaults.
+    """The options of a command: what `given` states, else dsplit.toml in `folder`, else `saved`, else the defaults.
 
     Raises UsageError for a value that its option does not allow, wherever it stands.
     """
     sections = read_toml(folder or Path())
     cache = sections["cache"]
-    values = merge(sections["model"], sections["data"], sections.get(command, {}), given)
+    values = merge(saved, sections["model"], sections["data"], sections.get(command, {}), given)
     stage = ""
     if isinstance(values.get("task"), str):
         values["task"], stage = task_of(command, values["task"])

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+import typer
+
 from dsplit.commands.families import check_columns
+from dsplit.commands.launch import launch, wanted
 from dsplit.commands.options import Given, takes
 from dsplit.commands.reference import ReferenceOptions
 from dsplit.commands.resolve import resolve
 from dsplit.commands.result import show
+from dsplit.commands.resumed import refuse_changes, run_folder, saved_options
 from dsplit.console import counted
 from dsplit.recipe import DataOptions, ModelOptions, TrainOptions
 
@@ -21,6 +26,14 @@ def train(given: Given) -> None:
     --from-cache alone takes the cache folder of dsplit.toml, else ./cache.
     """
     model, data, options = resolve("train", given, TrainOptions)
+    if options.resume:
+        folder = run_folder(options)
+        saved = saved_options(folder)
+        model, data, options = resolve("train", given, TrainOptions, saved=saved)
+        refuse_changes(folder, saved, (model, data, options))
+        options = replace(options, out=str(folder))
+    if wanted(options.num_processes):
+        raise typer.Exit(launch(options.num_processes or 1))
     check_columns(model, given.get("extra_inputs", ""), "--extra-inputs")
 
     def work() -> Mapping[str, Any]:

@@ -17,6 +17,7 @@ from dsplit.training.rng import chance, sort_key, variant
 from dsplit.units import Split
 
 Visit = tuple[int, int]  # row number, visit
+Share = tuple[Sequence[Visit], float]  # a batch, and its weight: 0 for one that only keeps a process busy
 FIRST: Choice = {}  # the first variant of everything
 
 
@@ -72,13 +73,23 @@ class Step:
     def rows(self) -> int:
         return sum(map(len, self.batches))
 
+    def share(self, rank: int, world: int) -> list[Share]:
+        """The batches of process `rank` of `world`; all get as many, so that none waits for another.
+
+        A process for which none is left takes the step's first once more, with weight 0.
+        """
+        shares: list[Share] = [(visits, 1.0) for visits in self.batches[rank::world]]
+        missing = math.ceil(len(self.batches) / world) - len(shares)
+        return shares + [(self.batches[0], 0.0)] * missing
+
 
 @dataclass(frozen=True)
 class Order:
     """The order of rows: every row `repeat` times per epoch, in batches of one bucket; nothing is dropped.
 
     A visit has its place by (seed, row id, visit), so that a row more or less does not move the others. What a bucket
-    cannot fill forms a smaller batch. The last step of an epoch takes the batches that are left.
+    cannot fill forms a smaller batch. A step takes `accumulation` batches per process, the last one of an epoch those
+    that are left.
     """
 
     ids: Sequence[str]
@@ -87,6 +98,7 @@ class Order:
     repeat: int = 1
     accumulation: int = 1
     seed: int = 0
+    world: int = 1
 
     def batches(self, epoch: int) -> list[list[Visit]]:
         """All batches of an epoch; each stands where the order has its first row."""
@@ -109,20 +121,25 @@ class Order:
 
     @property
     def steps_per_epoch(self) -> int:
-        return math.ceil(sum(batches for _, batches in self.counts().values()) / self.accumulation)
+        return math.ceil(sum(batches for _, batches in self.counts().values()) / self._together)
 
-    def steps(self, total: int) -> Iterator[Step]:
-        """The first `total` steps, epoch after epoch."""
-        done, epoch = 0, 0
+    @property
+    def _together(self) -> int:
+        """The batches of a step."""
+        return self.accumulation * self.world
+
+    def steps(self, total: int, done: int = 0) -> Iterator[Step]:
+        """The steps after the first `done`, up to the step `total`, epoch after epoch."""
+        each = self.steps_per_epoch
         while done < total:
+            epoch = done // each
             batches = self.batches(epoch)
-            for start in range(0, len(batches), self.accumulation):
+            for start in range(done % each * self._together, len(batches), self._together):
                 if done == total:
                     return
                 done += 1
-                stop = start + self.accumulation
+                stop = start + self._together
                 yield Step(batches[start:stop], epoch, stop >= len(batches))
-            epoch += 1
 
 
 def buckets(rows: Rows, group_by: Sequence[str]) -> list[Hashable]:

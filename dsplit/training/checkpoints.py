@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,8 @@ from dsplit.training.batches import Step
 from dsplit.training.lora import state
 from dsplit.training.lora_files import serialised
 from dsplit.training.metrics import METRICS, PICTURE
+from dsplit.training.state import FOLDER as STATES
+from dsplit.training.state import Trainee, save_state, states
 
 RECIPE = "recipe.json"
 CHECKPOINT = re.compile(r"(epoch|step)-(\d+)\.safetensors")
@@ -47,7 +50,11 @@ def refuse_earlier(folder: Path, overwrite: bool) -> None:
 
 @dataclass
 class RunFolder:
-    """Where a run saves, and when: every `save_steps` optimiser steps or every epoch; the last step once."""
+    """Where a run saves, and when: every `save_steps` optimiser steps or every epoch; the last step once.
+
+    keep: how many checkpoints and states stay, the newest; None: all checkpoints, the newest state. writes: False in
+    all processes but one. trainee: what the state is made of.
+    """
 
     folder: Path
     components: Mapping[str, Any]
@@ -55,22 +62,41 @@ class RunFolder:
     lora_format: str
     total: int
     save_steps: int | None = None
+    keep: int | None = None
+    writes: bool = True
+    trainee: Trainee | None = None
     saved: list[Path] = field(default_factory=list)
 
-    def begin(self, recipe: Mapping[str, Any]) -> None:
-        """Removes the files of an earlier run, and those only; writes the recipe."""
-        for path in earlier_files(self.folder):
-            path.unlink()
+    def begin(self, recipe: Mapping[str, Any], *, anew: bool = True) -> None:
+        """Writes the recipe; `anew`: removes the files of an earlier run, and those only."""
+        if not self.writes:
+            return
+        if anew:
+            shutil.rmtree(self.folder / STATES, ignore_errors=True)
+            for path in earlier_files(self.folder):
+                path.unlink()
         self._put(RECIPE, (json.dumps(recipe, indent=2, default=str) + "\n").encode())
 
-    def after(self, number: int, step: Step) -> None:
-        """Saves if a checkpoint is due after step `number` (from 1)."""
+    def after(self, number: int, step: Step, stop: int = 0) -> None:
+        """Saves if a checkpoint is due after step `number` (from 1), or the run is about to `stop`."""
         last = number == self.total
-        if self.save_steps is not None:
-            if last or number % self.save_steps == 0:
-                self._save(f"step-{number}.safetensors", number)
-        elif last or step.ends_epoch:
-            self._save(f"epoch-{step.epoch}.safetensors", number)
+        due = number % self.save_steps == 0 if self.save_steps is not None else step.ends_epoch
+        if not self.writes or not (last or due or stop):
+            return
+        by_epoch = self.save_steps is None and (last or due)
+        self._save(f"epoch-{step.epoch}.safetensors" if by_epoch else f"step-{number}.safetensors", number)
+        if self.trainee:
+            save_state(self.folder, number, self.trainee)
+            self._forget()
+
+    def _forget(self) -> None:
+        """Removes the states and checkpoints that are not to be kept."""
+        for path in list(states(self.folder).values())[: -(self.keep or 1)]:
+            shutil.rmtree(path, ignore_errors=True)
+        if self.keep:
+            for path in self.saved[: -self.keep]:
+                path.unlink(missing_ok=True)
+            self.saved = self.saved[-self.keep :]
 
     def _save(self, name: str, number: int) -> None:
         """Raises TrainingError if a weight is not finite, and leaves the folder as it is."""
@@ -82,7 +108,7 @@ class RunFolder:
                 f"'{name}' was not written; lower --lr"
             )
         self._put(name, serialised(tensors, metadata))
-        self.saved.append(self.folder / name)
+        self.saved = [path for path in self.saved if path.name != name] + [self.folder / name]
 
     def _put(self, name: str, data: bytes) -> None:
         path = self.folder / name

@@ -4,130 +4,152 @@ from __future__ import annotations
 
 import math
 import os
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from dsplit.console import Progress
-from dsplit.errors import DsplitError, TrainingError, UsageError
-from dsplit.training.batches import Batch, Order, Reader, Step
+from dsplit.console import Progress, say
+from dsplit.errors import DsplitError, TrainingError
+from dsplit.training.batches import Batch, Order, Reader, Share, Step
 from dsplit.training.checkpoints import RunFolder
 from dsplit.training.metrics import Metrics
 from dsplit.training.objective import Objective
+from dsplit.training.optimisers import Schedule
+from dsplit.training.processes import Processes
 from dsplit.training.rng import derived
+from dsplit.training.state import Trainee, load_state
+from dsplit.training.stopping import Signals, Stopped
 
 
-@dataclass(frozen=True)
-class Schedule:
-    """The learning rate over optimiser steps: a schedule of diffusers by name, and its warm-up."""
+@dataclass
+class Loop:
+    """What a run trains, on what, and how. clip: the largest norm of the gradient; 0 for any.
 
-    name: str
-    lr: float
-    weight_decay: float
-    warmup: int
-    total: int
-
-    def build(self, weights: Sequence[torch.nn.Parameter]) -> tuple[torch.optim.Optimizer, Any]:
-        """AdamW and its scheduler, which counts optimiser steps whatever the number of processes."""
-        from diffusers.optimization import get_scheduler
-
-        optimizer = torch.optim.AdamW(weights, lr=self.lr, weight_decay=self.weight_decay)
-        name = "constant_with_warmup" if self.name == "constant" and self.warmup else self.name
-        try:
-            return optimizer, get_scheduler(
-                name, optimizer, num_warmup_steps=self.warmup, num_training_steps=self.total
-            )
-        except (ValueError, AttributeError) as error:
-            raise UsageError(f"--lr-scheduler {self.name}: {error}") from error
-
-
-def known_schedules() -> list[str]:
-    """The names of diffusers' schedules that need nothing but a warm-up."""
-    from diffusers.optimization import SchedulerType
-
-    return [s.value for s in SchedulerType if s is not SchedulerType.PIECEWISE_CONSTANT]
-
-
-def fit(
-    objective: Objective,
-    weights: Sequence[torch.nn.Parameter],
-    reader: Reader,
-    order: Order,
-    schedule: Schedule,
-    run: RunFolder,
-    device: torch.device,
-    workers: int = 0,
-) -> Metrics:
-    """Trains `weights` for `schedule.total` optimiser steps; gives back the metrics written.
-
-    Raises TrainingError at the first loss or gradient that is not finite, before the weights are touched.
+    resume: the folder of the state to go on from. workers: processes that read ahead.
     """
-    from accelerate import Accelerator
-    from accelerate.utils import GradientAccumulationPlugin
 
-    accelerator = Accelerator(
-        cpu=device.type == "cpu",
-        mixed_precision="no",
-        gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=1),  # a launcher's own must not divide again
-    )
-    optimizer, scheduler = schedule.build(weights)
-    model, optimizer = accelerator.prepare(objective, optimizer, device_placement=[False, False])
-    batches = _batches(reader, order, schedule.total, workers)
-    with Metrics(run.folder) as metrics, Progress("train", schedule.total, "steps") as progress:
-        for number, step in enumerate(order.steps(schedule.total), start=1):
-            torch.manual_seed(derived(order.seed, "step", number))  # dropout of the model's own, if it has any
-            read = [next(batches).to(device) for _ in step.batches]
-            losses = _backward(accelerator, model, read, step)
-            loss = _checked(number, losses, read, weights)
-            lr = scheduler.get_last_lr()[0]
-            optimizer.step()
-            scheduler.step()
-            optimizer.zero_grad()
-            ids = [i for batch in read for i in batch.ids]
-            metrics.write(step=number, epoch=step.epoch, loss=loss, lr=lr, rows=ids)
-            run.after(number, step)
-            progress.advance(1, f"loss {loss:.4f}")
-    return metrics
+    objective: Objective
+    reader: Reader
+    order: Order
+    schedule: Schedule
+    run: RunFolder
+    processes: Processes
+    device: torch.device
+    clip: float = 0.0
+    resume: Path | None = None
+    workers: int = 0
 
+    def fit(self) -> Metrics:
+        """Trains for `schedule.total` optimiser steps; gives back the metrics written.
 
-def _batches(reader: Reader, order: Order, total: int, workers: int) -> Iterator[Batch]:
-    """The batches of every step in turn, read ahead by worker processes if there are any."""
-    workers = min(workers, os.cpu_count() or 1)
-    visits = (batch for step in order.steps(total) for batch in step.batches)
-    loader = DataLoader(reader, sampler=visits, batch_size=None, num_workers=workers, generator=torch.Generator())  # type: ignore[arg-type, var-annotated]
-    for batch in loader:
-        if isinstance(batch, DsplitError):
-            raise batch
-        yield batch
+        Raises TrainingError at the first loss or gradient that is not finite, before the weights are touched, and
+        Stopped after a signal, with everything saved.
+        """
+        weights = self.objective.weights()
+        optimizer, scheduler = self.schedule.build(list(weights.values()))
+        accelerator = self.processes.accelerator
+        model, optimizer = accelerator.prepare(self.objective, optimizer, device_placement=[False, False])
+        trainee = Trainee(weights, optimizer, scheduler, accelerator.scaler)
+        done = load_state(self.resume, trainee) if self.resume else 0
+        if done:
+            say(f"going on after step {done} of {self.schedule.total}, from {self.resume}")
+        self.run.trainee = trainee
+        batches = self._batches(done)
+        with (
+            Signals() as signals,
+            Metrics(self.run.folder, done, writes=self.processes.main) as metrics,
+            Progress("train", self.schedule.total, "steps", done=done) as progress,
+        ):
+            for number, step in enumerate(self.order.steps(self.schedule.total, done), start=done + 1):
+                started = time.perf_counter()
+                share = step.share(self.processes.rank, self.processes.world)
+                read = [next(batches).to(self.device) for _ in share]
+                self._seed(number)
+                losses, stop = self._backward(model, read, share, step, signals.number)
+                norm = self._checked(number, losses, step, list(weights.values()))
+                lr = scheduler.get_last_lr()[0]
+                optimizer.step()
+                if not accelerator.optimizer_step_was_skipped:
+                    scheduler.step()
+                optimizer.zero_grad()
+                loss, ids = float(losses.double().mean()), [self.order.ids[i] for b in step.batches for i, _ in b]
+                seconds = time.perf_counter() - started
+                metrics.write(
+                    step=number, epoch=step.epoch, loss=loss, lr=lr, grad_norm=norm, rows_per_s=step.rows / seconds,
+                    rows=ids,
+                )  # fmt: skip
+                self.run.after(number, step, stop)
+                progress.advance(1, f"loss {loss:.4f}")
+                if stop and number < self.schedule.total:
+                    raise Stopped(stop, f"stopped after step {number}, all is saved; go on with --resume latest")
+        return metrics
 
+    def _seed(self, number: int) -> None:
+        """For dropout, of the adapter or the model's own, the one thing that is not drawn per row."""
+        rank = [self.processes.rank] if self.processes.rank else []
+        torch.manual_seed(derived(self.order.seed, "step", number, *rank))
 
-def _backward(accelerator: Any, model: Any, batches: Sequence[Batch], step: Step) -> torch.Tensor:
-    """Adds up the gradient of the mean loss over the rows of the step; the loss of each row, (rows,)."""
-    losses = []
-    for batch in batches:
-        rows = model(batch)
-        if not rows.requires_grad:
-            raise TrainingError("no adapted module takes part in the loss; choose other --targets")
-        accelerator.backward(rows.sum() / step.rows)
-        losses.append(rows.detach())
-    return torch.cat(losses)
+    def _batches(self, done: int) -> Iterator[Batch]:
+        """This process's batches of every step in turn, read ahead by worker processes if there are any."""
+        rank, world = self.processes.rank, self.processes.world
+        steps = self.order.steps(self.schedule.total, done)
+        visits = (visits for step in steps for visits, _ in step.share(rank, world))
+        workers = min(self.workers, os.cpu_count() or 1)
+        loader = DataLoader(
+            self.reader, sampler=visits, batch_size=None, num_workers=workers, generator=torch.Generator()
+        )  # type: ignore[arg-type, var-annotated]
+        for batch in loader:
+            if isinstance(batch, DsplitError):
+                raise batch
+            yield batch
 
+    def _backward(
+        self, model: Any, batches: Sequence[Batch], share: Sequence[Share], step: Step, signal: int
+    ) -> tuple[torch.Tensor, int]:
+        """Adds up the gradient of the mean loss over the rows of the step, of all processes.
 
-def _checked(
-    number: int, losses: torch.Tensor, batches: Sequence[Batch], weights: Sequence[torch.nn.Parameter]
-) -> float:
-    """The mean loss. Raises TrainingError if it or a gradient is not finite, naming step and rows."""
-    norm = torch.nn.utils.get_total_norm([w.grad for w in weights if w.grad is not None])
-    *rows, gradient = torch.cat([losses.double(), norm.double().reshape(1)]).tolist()
-    places = [p for batch in batches for p in batch.places]
-    bad = [p for p, loss in zip(places, rows, strict=True) if not math.isfinite(loss)]
-    if bad or not math.isfinite(gradient):
-        what = "the loss" if bad else "the gradient"
-        raise TrainingError(
-            f"step {number}: {what} is not finite (NaN/Inf) on {', '.join(bad or places)}; stopped before the weights "
-            "were touched, checkpoints on disk are finite; lower --lr, or check that row"
-        )
-    return float(losses.mean())
+        Gives back the loss of each row, (rows,), in the step's order, and the signal that any process got.
+        """
+        own = torch.zeros(len(share), self.order.batch_size + 1, dtype=torch.float32, device=self.device)
+        own[0, -1] = signal
+        scale = self.processes.world / step.rows  # the distributed model takes the mean over the processes
+        for k, (batch, (_, weight)) in enumerate(zip(batches, share, strict=True)):
+            with self.processes.accumulating(model, k == len(share) - 1):
+                rows = model(batch)
+                if not rows.requires_grad:
+                    raise TrainingError("no adapted module takes part in the loss; choose other --targets")
+                self.processes.accelerator.backward(rows.sum() * (weight * scale))
+            own[k, : len(rows)] = rows.detach()
+        everyone = self.processes.gathered(own)
+        signals = everyone[:, 0, -1].max()
+        losses = [
+            everyone[b % self.processes.world, b // self.processes.world, : len(visits)]
+            for b, visits in enumerate(step.batches)
+        ]
+        return torch.cat(losses), int(signals)
+
+    def _checked(self, number: int, losses: torch.Tensor, step: Step, weights: list[torch.nn.Parameter]) -> float:
+        """The gradient's norm before it is clipped. Raises TrainingError if it or a loss is not finite, naming rows."""
+        accelerator = self.processes.accelerator
+        if accelerator.scaler:
+            accelerator.unscale_gradients()
+        gradients = [w.grad for w in weights if w.grad is not None]
+        norm = torch.nn.utils.get_total_norm(gradients)
+        if self.clip:
+            torch.nn.utils.clip_grads_with_norm_([w for w in weights if w.grad is not None], self.clip, norm)
+        *rows, gradient = torch.cat([losses.double(), norm.double().reshape(1)]).tolist()
+        places = [self.reader.rows.place(i) for b in step.batches for i, _ in b] if not math.isfinite(sum(rows)) else []
+        bad = [place for place, loss in zip(places, rows, strict=False) if not math.isfinite(loss)]
+        if bad or (not math.isfinite(gradient) and not accelerator.scaler):  # a scaler skips such a step
+            what = "the loss" if bad else "the gradient"
+            where = bad or [self.reader.rows.place(i) for b in step.batches for i, _ in b]
+            raise TrainingError(
+                f"step {number}: {what} is not finite (NaN/Inf) on {', '.join(where)}; stopped before the weights "
+                "were touched, checkpoints on disk are finite; lower --lr, or check that row"
+            )
+        return gradient

@@ -33,27 +33,42 @@ def smooth(losses: Sequence[float]) -> list[float]:
 class Metrics:
     """Writes `metrics.jsonl` line by line, so that a killed run keeps every step, and draws `loss.png`.
 
+    done: steps of an earlier part of the run, whose lines are kept. writes: False in all processes but one.
+
     Raises TrainingError if a line cannot be written; of a picture that cannot, it only warns.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, done: int = 0, *, writes: bool = True) -> None:
         self.path, self.picture = folder / METRICS, folder / PICTURE
         self.losses: list[float] = []
+        self._done, self._writes = done, writes
         self._file: IO[str] | None = None
         self._drawn = time.monotonic()
 
     def __enter__(self) -> Metrics:
-        with self._in_words():
-            self._file = self.path.open("w", encoding="utf-8")
+        if self._writes:
+            with self._in_words():
+                kept = self._kept() if self._done else []
+                write_file(self.path, [line.encode() for line in kept])
+                self._file = self.path.open("a", encoding="utf-8")
         return self
+
+    def _kept(self) -> list[str]:
+        """The lines of the steps that are done, of an earlier part of the run."""
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]
+        kept = [line for line in whole if json.loads(line)["step"] <= self._done]
+        self.losses = [json.loads(line)["loss"] for line in kept]
+        return kept
 
     def write(self, **figures: Any) -> None:
         """Adds a line: step (from 1), epoch (from 0), loss, lr and more; floats keep every bit."""
-        assert self._file is not None
+        self.losses.append(figures["loss"])
+        if self._file is None:
+            return
         with self._in_words():
             self._file.write(json.dumps(figures, allow_nan=False) + "\n")
             self._file.flush()
-        self.losses.append(figures["loss"])
         if time.monotonic() - self._drawn > REDRAW_SECONDS:
             self.draw()
 
@@ -79,7 +94,8 @@ class Metrics:
             warn(str(error))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
-        assert self._file is not None
+        if self._file is None:
+            return
         with contextlib.suppress(OSError):  # a full disk refuses the last line again, which `write` has told of
             self._file.close()
         if self.losses:

@@ -43,6 +43,10 @@ class Objective(torch.nn.Module):
         self.widest = self.splits[guided[-1]]
         self.units = {g: late(split.stage2) for g, split in self.splits.items()}
 
+    def weights(self) -> dict[str, torch.nn.Parameter]:
+        """What is trained, by name."""
+        return {name: w for name, w in self.trained.named_parameters() if w.requires_grad}
+
     def forward(self, batch: Batch) -> torch.Tensor:
         first = {name: column[0] for name, column in batch.columns.items()}
         once, each = self.units[bool(self.task.negative_if and self.task.negative_if(first))]

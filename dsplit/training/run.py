@@ -11,22 +11,23 @@ from typing import Any
 
 import torch
 
-from dsplit.cache import ranks
 from dsplit.cache.files import claim_folder
 from dsplit.console import counted, say, warn
 from dsplit.errors import UsageError
 from dsplit.models.load import load_component, pick_device, set_threads
-from dsplit.recipe import DataOptions, ModelOptions, TrainOptions, stated
+from dsplit.recipe import OUT, DataOptions, ModelOptions, TrainOptions, stated
 from dsplit.training.batches import Order, Reader, buckets, describe, ragged_axes
 from dsplit.training.checkpoints import RunFolder, refuse_earlier
 from dsplit.training.job import Job, cached_job, check_devices, live_job, refuse_dropout
-from dsplit.training.loop import Schedule, fit, known_schedules
+from dsplit.training.loop import Loop
 from dsplit.training.lora import adapters, inject, skeleton
 from dsplit.training.lora_files import refuse_format
 from dsplit.training.lora_start import Start, check_start, load_start, read_start
 from dsplit.training.objective import Objective
+from dsplit.training.optimisers import Schedule, known_schedules
+from dsplit.training.processes import Processes, own_device, precision_of
+from dsplit.training.state import find_state
 
-OUT = "runs/lora"
 LR, RANK = 1e-4, 32  # where neither the user nor the family states them
 BUCKETS_SHOWN = 12
 LIBRARIES = ("dsplit", "torch", "diffusers", "transformers", "accelerate", "peft", "safetensors")
@@ -39,14 +40,31 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
     TrainingError where training cannot go on.
     """
     started = time.monotonic()
-    if ranks.world() > 1:
-        raise UsageError(f"`dsplit train` runs in one process so far, not in {ranks.world()}; start it with one")
     if not 0 <= train.prompt_dropout <= 1:
         raise UsageError(f"--prompt-dropout {train.prompt_dropout:g}: it is a share of visits, from 0 to 1")
     out = Path(train.out or OUT)
-    refuse_earlier(out, train.overwrite)
+    state = find_state(train.resume, out) if train.resume else None
+    if not state:
+        refuse_earlier(out, train.overwrite)
     set_threads(model.threads)
-    device = pick_device(model.device)
+    device = own_device(pick_device(model.device))
+    processes = Processes(device, precision_of(train.mixed_precision, device))
+    try:
+        return _train(model, data, train, out, state, device, processes, started)
+    finally:
+        processes.close()
+
+
+def _train(
+    model: ModelOptions,
+    data: DataOptions,
+    train: TrainOptions,
+    out: Path,
+    state: Path | None,
+    device: torch.device,
+    processes: Processes,
+    started: float,
+) -> dict[str, Any]:
     job = (cached_job if train.from_cache else live_job)(model, data, train, device)
     if train.prompt_dropout:
         refuse_dropout(job)
@@ -66,6 +84,7 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
         train.repeat,
         train.gradient_accumulation_steps,
         train.seed,
+        processes.world,
     )
     total = train.max_steps or order.steps_per_epoch * train.epochs
     _say_plan(job, order, total, train, device)
@@ -84,11 +103,15 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
     objective = Objective(
         job.family, job.task, job.components, job.trained, process, train.seed, asdict(train), job.posterior
     )
-    run = RunFolder(out, job.components, job.trained, train.lora_format, total, train.save_steps)
-    run.begin(_recipe(job, model, data, train, device, total))
+    keep, form = train.keep, train.lora_format
+    run = RunFolder(out, job.components, job.trained, form, total, train.save_steps, keep, processes.main)
+    processes.wait()  # all have seen that no earlier run is there
+    run.begin(_recipe(job, model, data, train, device, total), anew=not state)
     schedule = Schedule(train.lr_scheduler, float(train.lr or 0), train.weight_decay, train.lr_warmup_steps, total)
     reader = Reader(job.rows, ragged_axes(objective.widest), train.seed, train.prompt_dropout)
-    metrics = fit(objective, weights, reader, order, schedule, run, device, 0 if job.live else train.workers)
+    workers = 0 if job.live else train.workers
+    clip = train.max_grad_norm
+    metrics = Loop(objective, reader, order, schedule, run, processes, device, clip, state, workers).fit()
     return {
         "steps": total,
         "epochs": math.ceil(total / order.steps_per_epoch),

@@ -100,9 +100,8 @@ class Loop:
         steps = self.order.steps(self.schedule.total, done)
         visits = (visits for step in steps for visits, _ in step.share(rank, world))
         workers = min(self.workers, os.cpu_count() or 1)
-        loader = DataLoader(
-            self.reader, sampler=visits, batch_size=None, num_workers=workers, generator=torch.Generator()
-        )  # type: ignore[arg-type, var-annotated]
+        rows: Any = self.reader
+        loader = DataLoader(rows, sampler=visits, batch_size=None, num_workers=workers, generator=torch.Generator())
         for batch in loader:
             if isinstance(batch, DsplitError):
                 raise batch

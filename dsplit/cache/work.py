@@ -15,8 +15,8 @@ from dsplit.cache.plan import Plan, Planner
 from dsplit.cache.store import Store
 from dsplit.console import counted, is_main_process, say, warn
 from dsplit.dataset import Row, read_dataset
-from dsplit.dataset.views import refuse_variants
 from dsplit.dataset.packed import Source
+from dsplit.dataset.views import refuse_variants
 from dsplit.models.captions import perhaps_long, warn_of_cut
 from dsplit.models.locate import Model, find_family, locate
 from dsplit.models.registry import registry

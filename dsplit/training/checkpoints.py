@@ -93,10 +93,11 @@ class RunFolder:
         """Removes the states and checkpoints that are not to be kept."""
         for path in list(states(self.folder).values())[: -(self.keep or 1)]:
             shutil.rmtree(path, ignore_errors=True)
-        if self.keep:
-            for path in self.saved[: -self.keep]:
-                path.unlink(missing_ok=True)
-            self.saved = self.saved[-self.keep :]
+        if self.keep:  # those of an earlier part of the run too
+            found = [path for path in earlier_files(self.folder) if CHECKPOINT.fullmatch(path.name)]
+            for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)[: -self.keep]:
+                path.unlink()
+            self.saved = [path for path in self.saved if path.exists()]
 
     def _save(self, name: str, number: int) -> None:
         """Raises TrainingError if a weight is not finite, and leaves the folder as it is."""

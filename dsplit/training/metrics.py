@@ -48,9 +48,9 @@ class Metrics:
     def __enter__(self) -> Metrics:
         if self._writes:
             with self._in_words():
-                kept = self._kept() if self._done else []
-                write_file(self.path, [line.encode() for line in kept])
-                self._file = self.path.open("a", encoding="utf-8")
+                if self._done:
+                    write_file(self.path, [line.encode() for line in self._kept()])
+                self._file = self.path.open("a" if self._done else "w", encoding="utf-8")
         return self
 
     def _kept(self) -> list[str]:
@@ -105,6 +105,6 @@ class Metrics:
     def _in_words(self) -> Iterator[None]:
         try:
             yield
-        except OSError as error:
-            reason = error.strerror or error
+        except (OSError, CacheError) as error:
+            reason = getattr(error, "strerror", None) or error
             raise TrainingError(f"{self.path}: cannot write it: {reason}; checkpoints on disk are kept") from error

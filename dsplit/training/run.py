@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dsplit.cache import ranks
 from dsplit.cache.files import claim_folder
 from dsplit.console import counted, say, warn
 from dsplit.errors import UsageError
@@ -196,6 +197,8 @@ def _recipe(
         "threads": torch.get_num_threads(),
         "steps": total,
         "rows": len(job.rows.ids),
+        "processes": ranks.world(),
+        "mixed_precision": precision_of(train.mixed_precision, device),
     }
     versions = {name: version(name) for name in LIBRARIES}
     groups = {"model": stated(model), "data": stated(data), "train": stated(train)}

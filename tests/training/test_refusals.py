@@ -92,13 +92,6 @@ def test_captions_that_an_unsplit_run_cuts_are_told_by_row(tmp_path, capfd):
     assert "metadata.csv:3 (" in told[0]
 
 
-def test_several_processes_are_refused_before_anything_loads(three, tmp_path, monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(UsageError, match="runs in one process so far, not in 2"):
-        three.train(tmp_path / "o")
-    assert not (tmp_path / "o").exists()
-
-
 def test_a_launchers_accumulation_does_not_scale_the_gradient_again(three, tmp_path, monkeypatch):
     three.train(tmp_path / "a", max_steps=2, lr=1e-3)
     monkeypatch.setenv("ACCELERATE_GRADIENT_ACCUMULATION_STEPS", "1000000000")

@@ -165,7 +165,7 @@ def test_case_t07_a_run_is_replaced_only_when_asked(three, tmp_path, monkeypatch
     assert hashes(out) == before  # a run that cannot start removes nothing
     three.train(out, max_steps=1, overwrite=True)
     assert names(out) == [
-        "epoch-0.safetensors", "loss.png", "metrics.jsonl", "notes.txt", "other.safetensors", "recipe.json",
+        "epoch-0.safetensors", "loss.png", "metrics.jsonl", "notes.txt", "other.safetensors", "recipe.json", "state",
     ]  # fmt: skip
     assert (out / "other.safetensors").read_bytes() == b"mine too"
 
@@ -207,7 +207,7 @@ def test_what_a_run_gives_back(three, tmp_path):
     out = tmp_path / "o"
     result = three.train(out, max_steps=3)
     written = metrics(out)
-    assert list(written[0]) == ["step", "epoch", "loss", "lr", "rows"]
+    assert list(written[0]) == ["step", "epoch", "loss", "lr", "grad_norm", "rows"]
     assert [m["step"] for m in written] == [1, 2, 3]
     assert result["first_loss"] == written[0]["loss"]
     assert result["last_loss"] == written[-1]["loss"]

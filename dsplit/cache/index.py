@@ -81,6 +81,16 @@ class Index(Database):
         return found
 
     @lasting
+    def facts(self, keys: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """The bytes and the checksum of those of `keys` that have a value."""
+        found: dict[str, tuple[int, int]] = {}
+        for start in range(0, len(keys), ASKED):
+            part = [bytes.fromhex(key) for key in keys[start : start + ASKED]]
+            query = f"SELECT key, length, crc FROM entries WHERE key IN ({','.join('?' * len(part))})"
+            found.update((key.hex(), (length, crc)) for key, length, crc in self.db.execute(query, part))
+        return found
+
+    @lasting
     def sync(self) -> None:
         """Takes up shards that appeared or changed, and forgets those that went away."""
         seen = self._scan()

@@ -9,9 +9,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dsplit.cache.ahead import Decoded, decoded
+from dsplit.cache.calls import by_job
 from dsplit.cache.keys import Stamp
 from dsplit.cache.passes import Passes, free_memory
-from dsplit.cache.plan import Call, Plan, groups
+from dsplit.cache.plan import Call, groups
+from dsplit.cache.planner import Plan
 from dsplit.cache.store import Store, Writer
 from dsplit.cache.together import Shapes, batches, rows_of, uncounted
 from dsplit.console import Progress, say
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """encoded: calls made, per unit. problems: rows that could not be encoded, by call key."""
+    """encoded: calls made, per unit. problems: what could not be encoded, by call key, at the first row with it."""
 
     encoded: Counter[str] = field(default_factory=Counter)
     problems: dict[str, list[Problem]] = field(default_factory=dict)
@@ -58,11 +60,12 @@ class Stage1:
         """
         import torch
 
-        self.model.check({name for call in calls for name in call.job.components})
+        jobs = by_job(calls)
+        self.model.check({name for batch in jobs.values() for name in batch[0].job.components})
         set_threads(self.threads)
         dtype, device = getattr(torch, self.dtype), pick_device(self.device)
         outcome = Outcome()
-        for group in groups(calls, self._file_columns()):
+        for group in groups(jobs, self._file_columns()):
             names = sorted(group[0][0].job.components)
             components = {name: load_component(self.model, name, dtype, device) for name in names}
             for batch in group:
@@ -122,11 +125,11 @@ class Stage1:
                 outcome.encoded[job.unit.identity] += 1
 
     def _problems(self, call: Call, what: str, remedy: str) -> list[Problem]:
-        """The fault, for each row that needs the value."""
+        """The fault, told of the first row that needs the value."""
         if call.row is None:
             return [Problem("the empty prompt", what, remedy)]
         source = ", ".join(f"'{v}'" for k, v in call.row.columns.items() if k in call.job.columns)
-        return [Problem(e.place, f"{what} ({source})", remedy) for e in self.plan.using(call)]
+        return [Problem(call.row.place, f"{what} ({source})", remedy)]
 
     def _file_columns(self) -> set[str]:
         return {c.name for c in self.model.family.columns if c.kind == "file"}

@@ -53,6 +53,10 @@ class Store:
         """Those of `keys` that have a value; quicker than to ask for each."""
         return self.index.present(keys)
 
+    def facts(self, keys: Sequence[str]) -> dict[str, tuple[int, int]]:
+        """The bytes and the checksum of those of `keys` that have a value."""
+        return self.index.facts(keys)
+
     def entry(self, key: str) -> Entry:
         """Where the value of `key` lies; KeyError if it is not there."""
         for entry in self.index.find(key):

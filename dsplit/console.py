@@ -67,10 +67,11 @@ def memory() -> str:
 class Progress:
     """A progress display with rate, time left and memory: a bar on a terminal, plain lines off it.
 
+    total: None if nobody knows it.
     `with Progress("encode_prompt", 12, "captions") as p: ... p.advance(1, "loss 0.1234")`.
     """
 
-    def __init__(self, what: str, total: int, noun: str = "rows") -> None:
+    def __init__(self, what: str, total: int | None, noun: str = "rows") -> None:
         self.what, self.total, self.noun, self.done = what, total, noun, 0
         self.started = self.shown = time.monotonic()
         self._bar = None
@@ -99,7 +100,7 @@ class Progress:
         """Counts `n` more as done; `figures` is shown beside the rate."""
         self.done += n
         now = time.monotonic()
-        last = self.done >= self.total
+        last = self.total is not None and self.done >= self.total
         if now - self.shown < (PLAIN_SECONDS if self._bar is None else BAR_SECONDS) and not last:
             return  # an update takes longer than some of the things that are counted
         self.shown = now
@@ -108,6 +109,9 @@ class Progress:
         if self._bar is not None:
             self._bar.update(self._task, completed=self.done, figures=escape(text))
         else:
+            if self.total is None:
+                say(f"{self.what}: {self.done} {self.noun}  {text}")
+                return
             left = duration((self.total - self.done) / rate) if rate and not last else "0 s"
             say(f"{self.what}: {self.done}/{self.total} {self.noun}  {text}  left {left}")
 

@@ -68,7 +68,9 @@ class DataOptions:
 
     data: str | None = option(None, "Folder of the data set; paths in the metadata start here.")
     metadata: str | None = option(
-        None, "CSV, JSON or JSONL file.", shown="metadata.* in --data, else name.txt captions"
+        None,
+        "CSV, JSON, JSONL or Parquet file, or a tar shard.",
+        shown="metadata.* in --data, else its tar shards, its Parquet files, or name.txt captions",
     )
     columns: str | None = option(None, "Rename columns: image=file_name,prompt=text.")
     max_pixels: int | None = option(1048576, "Larger pictures are scaled down to this area.", minimum=1)

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from dsplit.cache.encode import encode, inputs
 from dsplit.cache.keys import Stamp, stamp_of
 from dsplit.cache.plan import Call
+from dsplit.dataset.packed import Source
 from dsplit.errors import DataError
 from dsplit.units import Unit
 
@@ -24,7 +24,7 @@ Decoded = tuple[Call, dict[str, Any] | str]
 
 
 def decoded(
-    batches: Iterable[Sequence[Call]], units: Sequence[Unit], stamps: Mapping[Path, Stamp], workers: int
+    batches: Iterable[Sequence[Call]], units: Sequence[Unit], stamps: Mapping[Source, Stamp], workers: int
 ) -> Iterator[list[Decoded]]:
     """Per batch, in order, each call with its inputs and what `units` (without components) make of them; or what is
     wrong, in words.
@@ -53,7 +53,7 @@ def decoded(
             pool.shutdown(cancel_futures=True)
 
 
-def _decode(call: Call, units: Sequence[Unit], stamps: Mapping[Path, Stamp]) -> dict[str, Any] | str:
+def _decode(call: Call, units: Sequence[Unit], stamps: Mapping[Source, Stamp]) -> dict[str, Any] | str:
     if call.row is None:
         return encode(units, {"prompt": [""]}, {})
     try:

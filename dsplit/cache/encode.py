@@ -12,8 +12,8 @@ if TYPE_CHECKING:
 
 
 def inputs(row: Row) -> dict[str, list[Any]]:
-    """The columns of `row` as a batch of one: text and numbers as they are, a `Path` per file column, `size` (W, H)."""
-    return {name: [value] for name, value in {**row.columns, **row.files, "size": row.size}.items()}
+    """The columns of `row` as a batch of one: texts, numbers, a file per file column, `size` (W, H), `view`."""
+    return {name: [value] for name, value in {**row.columns, **row.files, "size": row.size, "view": row.view}.items()}
 
 
 def encode(units: Sequence[Unit], values: Mapping[str, Any], components: Mapping[str, Any]) -> dict[str, Any]:

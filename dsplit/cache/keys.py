@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dsplit.cache.files import write_file
 from dsplit.console import Progress, counted
+from dsplit.dataset.packed import Source
 from dsplit.errors import DataError, ModelError, Problem, UnitError
 from dsplit.units import Unit
 
@@ -28,6 +29,7 @@ MEMORY = "digests.json"
 KEY_LENGTH = (32).to_bytes(8, "little").decode()  # as it stands before a key in what is hashed
 
 Stamp = tuple[int, int, int, int]  # size, mtime_ns, ctime_ns, inode
+S = TypeVar("S", bound=Source)
 
 
 def key_of(*parts: str) -> str:
@@ -100,27 +102,31 @@ def _text_part(text: str) -> str:
 
 
 class Digests:
-    """Digests of files, remembered in the cache folder by (path, size, mtime, ctime, inode) and else computed."""
+    """Digests of files, remembered in the cache folder by (path, size, mtime, ctime, inode) and else computed.
+
+    A packed file's is that of its bytes, remembered by where they lie in its container, with the container's stamp.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / MEMORY
-        self._known: dict[str, list[Any]] = _remembered(self._path)
+        self._known = _remembered(self._path)
         self._changed = False
-        self.stamps: dict[Path, Stamp] = {}  # of every file asked for, as it was when its digest was taken
+        self.stamps: dict[Source, Stamp] = {}  # of every file asked for, as it was when its digest was taken
 
-    def of(self, paths: Iterable[Path]) -> dict[Path, str]:
+    def of(self, sources: Iterable[S]) -> dict[S, str]:
         """The blake2b of each file's bytes. Raises OSError for one that cannot be read."""
-        found: dict[Path, str] = {}
-        unknown: dict[Path, Stamp] = {}
-        for path in dict.fromkeys(paths):
-            stamp = self.stamps[path] = stamp_of(path)
-            known = self._known.get(str(path.resolve()))
-            if known and tuple(known[:4]) == stamp and os.name == "posix":
-                found[path] = known[4]
-            else:
-                unknown[path] = stamp
-        found |= self._hash(unknown)
-        return found
+        groups: dict[Path, list[S]] = {}  # by the file that holds the bytes
+        for source in dict.fromkeys(sources):
+            groups.setdefault(source if isinstance(source, Path) else source.container, []).append(source)
+        found: dict[S, str] = {}
+        unknown: dict[Path, tuple[Stamp, list[S]]] = {}
+        for file, group in groups.items():
+            stamp = stamp_of(file)
+            self.stamps.update(dict.fromkeys(group, stamp))
+            found |= self._recalled(file, stamp, group)
+            if rest := [source for source in group if source not in found]:
+                unknown[file] = stamp, rest
+        return found | self._hash(unknown)
 
     def save(self) -> None:
         """Writes what was learnt; the file may be deleted at any time."""
@@ -136,23 +142,48 @@ class Digests:
     def _text(self) -> bytes:
         return json.dumps(self._known, indent=0).encode()
 
-    def _hash(self, stamps: Mapping[Path, Stamp]) -> dict[Path, str]:
-        total = sum(stamp[0] for stamp in stamps.values())
-        progress = Progress("hashing", len(stamps), "files") if total > NOTEWORTHY_BYTES else None
-        found = {}
+    def _recalled(self, file: Path, stamp: Stamp, sources: Iterable[S]) -> dict[S, str]:
+        known = self._known.get(str(file.resolve()))
+        if not known or tuple(known[:4]) != stamp or os.name != "posix":
+            return {}
+        whole, spans = (known[4], {}) if isinstance(known[4], str) else ("", known[4])
+        digests = {source: whole if isinstance(source, Path) else spans.get(source.span, "") for source in sources}
+        return {source: digest for source, digest in digests.items() if digest}
+
+    def _learn(self, file: Path, stamp: Stamp, digests: Mapping[S, str]) -> None:
+        name = str(file.resolve())
+        spans = {source.span: digest for source, digest in digests.items() if not isinstance(source, Path)}
+        known = self._known.get(name)
+        if spans and known and tuple(known[:4]) == stamp and isinstance(known[4], dict):
+            known[4].update(spans)
+        else:
+            self._known[name] = [*stamp, spans or next(iter(digests.values()))]
+        self._changed = True
+
+    def _hash(self, unknown: Mapping[Path, tuple[Stamp, list[S]]]) -> dict[S, str]:
+        files, total = 0, 0
+        for stamp, sources in unknown.values():
+            files, total = files + len(sources), total + stamp[0]
+        progress = Progress("hashing", files, "files") if total > NOTEWORTHY_BYTES else None
+        found: dict[S, str] = {}
         with ThreadPoolExecutor(max_workers=4) as pool:
-            for (path, stamp), digest in zip(stamps.items(), pool.map(file_digest, stamps), strict=True):
-                found[path] = digest
+            jobs = pool.map(_digests_of, (sources for _, sources in unknown.values()))
+            for (file, (stamp, sources)), digests in zip(unknown.items(), jobs, strict=True):
+                found |= digests
                 recent = max(stamp[1], stamp[2]) > time.time_ns() - FRESH_SECONDS * 1e9
-                if not recent and stamp_of(path) == stamp:
-                    self._known[str(path.resolve())] = [*stamp, digest]
-                    self._changed = True
+                if not recent and stamp_of(file) == stamp:
+                    self._learn(file, stamp, digests)
                 if progress:
-                    progress.advance()
+                    progress.advance(len(sources))
         return found
 
 
-def file_digest(path: Path) -> str:
+def _digests_of(sources: list[S]) -> dict[S, str]:
+    """The digests of one file, or of packed ones in the order in which they lie in their container."""
+    return {source: file_digest(source) for source in sorted(sources)}
+
+
+def file_digest(path: Source) -> str:
     """32 hex digits: blake2b of the file's bytes."""
     digest = hashlib.blake2b(digest_size=16)
     with path.open("rb") as file:
@@ -161,9 +192,10 @@ def file_digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def stamp_of(path: Path) -> Stamp:
-    """What the system says of a file; it changes with the file's bytes, even if its mtime is set back."""
-    status = path.stat()
+def stamp_of(path: Source) -> Stamp:
+    """What the system says of a file, or of a packed one's container; it changes with the bytes, even if the mtime is
+    set back."""
+    status = (path if isinstance(path, Path) else path.container).stat()
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
@@ -188,9 +220,9 @@ def digest_of(files: Mapping[str, str]) -> str:
     return key_of(*sorted(f"{name} {digest}" for name, digest in files.items()))
 
 
-def file_keys(files: Mapping[Path, str], digests: Digests) -> dict[Path, str]:
+def file_keys(files: Mapping[S, str], digests: Digests) -> dict[S, str]:
     """The key of each source file; `files` says per file which row names it. Raises DataError for unreadable ones."""
-    keys: dict[Path, str] = {}
+    keys: dict[S, str] = {}
     try:
         return digests.of(files)
     except OSError:
@@ -222,6 +254,6 @@ def below(path: Path, folder: Path) -> str:
 def _remembered(path: Path) -> dict[str, list[Any]]:
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
-        return {k: v for k, v in known.items() if isinstance(v, list) and len(v) == 5}
+        return {k: v for k, v in known.items() if isinstance(v, list) and len(v) == 5 and isinstance(v[4], str | dict)}
     except (OSError, ValueError, AttributeError):
         return {}

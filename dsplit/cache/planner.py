@@ -6,7 +6,6 @@ import functools
 import itertools
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsplit.cache.calls import NO_ROW, Calls, CallTable, KeySet, Present
@@ -15,6 +14,7 @@ from dsplit.cache.keys import CallKeys, output_key, text_key
 from dsplit.cache.manifest import Entry, entry_line, number
 from dsplit.cache.plan import AXES, Call, Job, axes_of, jobs_of, text_bytes, texts_of
 from dsplit.cache.together import rows_of
+from dsplit.dataset.packed import Source
 from dsplit.dataset.rows import Choice
 from dsplit.errors import Problem
 from dsplit.models.family import ModelFamily, Task
@@ -118,7 +118,7 @@ class Planner:
         """The split that holds for `row`: with the negative prompt only if the row needs it."""
         return self._guided if self.task.negative_if and self.task.negative_if(row.columns) else self.split
 
-    def plan(self, rows: Sequence[Row], files: Mapping[Path, str], components: Mapping[str, str], dtype: str) -> Plan:
+    def plan(self, rows: Sequence[Row], files: Mapping[Source, str], components: Mapping[str, str], dtype: str) -> Plan:
         """The plan for `rows`, given the keys of their files and the digests of the components."""
         jobs: list[Job] = []
         texts = {column.name for column in self._family.columns_for(self.task) if column.kind == "text"}
@@ -190,7 +190,7 @@ class _Maker:
         return [dict(zip(axes, chosen, strict=True)) for chosen in numbers]
 
 
-def column_keys(row: Row, columns: Sequence[str], files: Mapping[Path, str]) -> Keys:
+def column_keys(row: Row, columns: Sequence[str], files: Mapping[Source, str]) -> Keys:
     """The keys of those of `columns` that the row has; of each variant, where there are several."""
     found = {}
     for name in columns:

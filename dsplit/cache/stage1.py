@@ -6,7 +6,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dsplit.cache.ahead import Decoded, decoded
@@ -18,6 +17,7 @@ from dsplit.cache.planner import Plan
 from dsplit.cache.store import Store, Writer
 from dsplit.cache.together import Shapes, batches, rows_of, uncounted
 from dsplit.console import Progress, say
+from dsplit.dataset.packed import Source
 from dsplit.errors import Problem
 from dsplit.models.load import load_component, pick_device, set_threads
 from dsplit.models.model import Model
@@ -47,7 +47,7 @@ class Stage1:
     store: Store
     dtype: str
     device: str
-    stamps: Mapping[Path, Stamp]
+    stamps: Mapping[Source, Stamp]
     workers: int
     threads: int | None = None
     watch: Callable[[Call, float], None] | None = None

@@ -16,6 +16,8 @@ from dsplit.cache.planner import Plan, Planner
 from dsplit.cache.store import Store
 from dsplit.console import counted, is_main_process, say, warn
 from dsplit.dataset import Row, read_dataset
+from dsplit.dataset.packed import Source
+from dsplit.dataset.views import refuse_variants
 from dsplit.models.captions import PROMPTS, SUFFIX_TOKENS, Captions, perhaps_long, warn_of_cut
 from dsplit.models.locate import Model, find_family, locate
 from dsplit.models.registry import registry
@@ -55,6 +57,7 @@ def find_work(
     UsageError for a model that is not there.
     """
     family, task = find_family(model), registry().task(model.task)
+    refuse_variants(family.name, family.variants, data)
     planner = Planner(family, task, listed(model.trainable), model.posterior or "mean", encode_batch)
     located = locate(model, fetch=tuple(planner.components) if fetch else None, hub=model.hub)
     located.require(planner.components, planner.components)
@@ -63,7 +66,7 @@ def find_work(
         warn(str(problem))
     for problem in dataset.skipped:
         warn(f"left out: {problem}")
-    rows = dataset.rows[:first]
+    rows = dataset.rows[:first] if first else dataset.rows
     device, dtype = device_and_dtype(model)
     say(_rows_line(rows, device, dtype))
     digests = Digests(folder)
@@ -113,9 +116,9 @@ def _lengths(call: Call, store: Store) -> list[int]:
     return [store.entry(key).shape[axis] for key, axis in stored.items()]
 
 
-def _files(rows: Sequence[Row], planner: Planner) -> dict[Path, str]:
+def _files(rows: Sequence[Row], planner: Planner) -> dict[Source, str]:
     """The files that stage 1 reads, each with the first row that names it."""
-    found: dict[Path, str] = {}
+    found: dict[Source, str] = {}
     for row in rows:
         for name in planner.columns:
             if name in row.files:

@@ -43,7 +43,8 @@ def needed_components(family: ModelFamily, options: ModelOptions, stage: int | N
     from dsplit.models.registry import registry
 
     task = registry().task(options.task)
-    split = family.split(task, listed(options.trainable), negative=bool(task.negative_if))
+    posterior, negative = options.posterior or "mean", bool(task.negative_if)
+    split = family.split(task, listed(options.trainable), negative=negative, posterior=posterior)
 
     def users(units: tuple[Unit, ...]) -> dict[str, str]:
         return {c: u.name for u in units for c in u.components}

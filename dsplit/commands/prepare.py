@@ -135,7 +135,7 @@ def check(model: ModelOptions, data: DataOptions) -> dict[str, Any]:
     from dsplit.models.registry import registry
 
     family = named_family(model)
-    planner = Planner(family, registry().task(model.task), listed(model.trainable))
+    planner = Planner(family, registry().task(model.task), listed(model.trainable), model.posterior or "mean")
     found = read_dataset(data, family.columns_for(planner.task), family.size_factor, decode=True)
     for problem in found.warnings:
         warn(str(problem))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from itertools import chain, islice
 from pathlib import Path
 
 from dsplit.dataset.faults import Fault
@@ -20,7 +22,13 @@ def read_captions(folder: Path, source: str) -> Table:
     The caption is the text of `name.txt` without its last line break; hidden files and folders are left alone. A
     picture without a caption and a caption that is not UTF-8 are faults, a caption without a picture is a warning.
     """
-    records: list[Record] = []
+    warnings: list[Problem] = []
+    records = _records(folder, source, warnings)
+    first = list(islice(records, 1))
+    return Table(source, ("image", "prompt") if first else (), chain(first, records), source, warnings)
+
+
+def _records(folder: Path, source: str, warnings: list[Problem]) -> Iterator[Record]:
     orphans: list[str] = []
     links: list[str] = []
     for path, folders, names in os.walk(folder, onerror=_fail):
@@ -31,11 +39,10 @@ def read_captions(folder: Path, source: str) -> Table:
         pictures = [name for name in names if os.path.splitext(name)[1].lower() in PICTURES]
         for name in pictures:
             image = Path(path, name).relative_to(folder).as_posix()
-            records.append(_record(image, captions.get(_stem(name)), folder, source))
+            yield _record(image, captions.get(_stem(name)), folder, source)
         orphans += [str(captions[stem].relative_to(folder)) for stem in captions.keys() - {*map(_stem, pictures)}]
     told = {"captions without a picture": orphans, "linked folders, which are not followed": links}
-    warnings = tuple(Problem(source, f"{what}: {', '.join(sorted(names))}") for what, names in told.items() if names)
-    return Table(source, ("image", "prompt") if records else (), tuple(records), source, warnings)
+    warnings += [Problem(source, f"{what}: {', '.join(sorted(names))}") for what, names in told.items() if names]
 
 
 def _fail(error: OSError) -> None:
@@ -60,10 +67,11 @@ def _record(image: str, caption: Path | None, folder: Path, source: str) -> Reco
     if not_utf8(image):
         what = "the name of the picture is not UTF-8"
         return Record(0, {}, (Fault("not UTF-8", str(Path(source)), f"{what}: {image!a}", "rename it"),))
-    return Record(0, {"image": image, "prompt": _without_line_end(text)})
+    return Record(0, {"image": image, "prompt": without_line_end(text)})
 
 
-def _without_line_end(text: str) -> str:
+def without_line_end(text: str) -> str:
+    """A caption without the last line break of its file."""
     for end in ("\r\n", "\n", "\r"):
         if text.endswith(end):
             return text[: -len(end)]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from dsplit.dataset.captions import PICTURES
 from dsplit.dataset.faults import Fault, Refusal
+from dsplit.dataset.packed import Packed, Source
+from dsplit.dataset.parquet_cell import ParquetCell
 from dsplit.dataset.table import UTF8_REMEDY, Record, Table, not_utf8
 from dsplit.errors import DataError, Problem, UsageError
 from dsplit.recipe import DataOptions
@@ -64,8 +67,10 @@ def match_columns(table: Table, columns: Sequence[Column], renames: Mapping[str,
     missing = [
         c for c in columns if names[c.name] not in table.columns and (c.required or is_caption(c) or c.name in renames)
     ]
+    if missing and table.more:
+        return match_columns(replace(table, columns=table.more(), more=None), columns, renames)
     if not twice and not missing:
-        return {name: found for name, found in names.items() if found in table.columns}
+        return {name: found for name, found in names.items() if table.more or found in table.columns}
     faults = [f"no column {', '.join(repr(names[c.name]) for c in missing)}"] if missing else []
     faults += [f"the column '{name}' stands {table.columns.count(name)} times" for name in twice]
     needed = ", ".join(c.name for c in columns if c.required or is_caption(c))
@@ -95,22 +100,38 @@ def _remedy(table: Table, columns: Sequence[Column], names: Mapping[str, str]) -
 @dataclass(frozen=True)
 class Cells:
     """The cells of one record. values: typed. written: as written, absent and empty ones left out. empty: texts that
-    should not be empty. faults: what cannot be used."""
+    should not be empty. faults: what cannot be used. packed: the pictures that lie within another file.
+    variants: all captions, where there are several."""
 
     values: dict[str, Any]
     written: dict[str, str]
     empty: tuple[str, ...]
     faults: tuple[Fault, ...]
+    packed: Mapping[str, Source] = field(default_factory=dict)
+    variants: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def read_cells(record: Record, columns: Sequence[Column], names: Mapping[str, str], where: str) -> Cells:
     """The cells of `record` by canonical name, converted to the kinds of `columns`; texts stay exactly as written."""
     values: dict[str, Any] = {}
     written: dict[str, str] = {}
+    packed: dict[str, Source] = {}
+    variants: dict[str, tuple[str, ...]] = {}
     empty, faults = [], []
     for column in columns:
         try:
-            text = _text(record.cells.get(names[column.name]) if column.name in names else None, column)
+            cell = record.cells.get(names[column.name]) if column.name in names else None
+            if column.kind == "file" and isinstance(cell, Packed | ParquetCell):
+                packed[column.name], cell = cell, cell.text
+            if column.name == "prompt" and (texts := _captions(cell)):
+                values["prompt"] = texts[0]
+                written["prompt"] = cell if isinstance(cell, str) else json.dumps(cell, ensure_ascii=False)
+                if len(texts) > 1:
+                    variants["prompt"] = texts
+                if not all(text.strip() for text in texts):
+                    empty.append("prompt")
+                continue
+            text = _text(cell, column)
             if text:
                 values[column.name] = _converted(text, column)
                 written[column.name] = text
@@ -129,7 +150,35 @@ def read_cells(record: Record, columns: Sequence[Column], names: Mapping[str, st
             option = " or give --rand-device" if column.name == "rand_device" else ""
             what = f"{column.name} is absent, but {column.needed_with} is stated"
             faults.append(Fault("empty cell", where, what, f"state it{option}"))
-    return Cells(values, written, tuple(empty), tuple(faults))
+    return Cells(values, written, tuple(empty), tuple(faults), packed, variants)
+
+
+def _captions(cell: Any) -> tuple[str, ...]:
+    """The captions of a cell that is a JSON list of texts, or the text of such a list; empty for any other cell."""
+    if isinstance(cell, str):
+        if not (cell.lstrip().startswith("[") and cell.rstrip().endswith("]")):
+            return ()
+        try:
+            texts = json.loads(cell)
+        except (ValueError, RecursionError):
+            return ()
+        if not texts or not all(isinstance(text, str) for text in texts):
+            return ()  # a caption that begins with a bracket
+    elif isinstance(cell, list):
+        texts = cell
+        if not texts:
+            raise Refusal("empty list", "is an empty list", "write one caption at least; it may be empty")
+        for text in texts:
+            if not isinstance(text, str):
+                raise Refusal(
+                    "wrong type", f"has {_short(repr(text))} in its list, not a text", "put it between quotes"
+                )
+    else:
+        return ()
+    for text in texts:
+        if not_utf8(text):
+            raise Refusal("not UTF-8", f"{_short(text)!a} is not UTF-8 text", UTF8_REMEDY)
+    return tuple(texts)
 
 
 def _text(cell: Any, column: Column) -> str | None:
@@ -139,6 +188,7 @@ def _text(cell: Any, column: Column) -> str | None:
     number = isinstance(cell, int | float) and not isinstance(cell, bool)
     if not isinstance(cell, str) and not (number and column.kind in ("int", "float")):
         kind = "a number" if number else "a list" if isinstance(cell, list) else "an object"
+        kind = "a picture" if isinstance(cell, Packed | ParquetCell) else kind
         kind = "true or false" if isinstance(cell, bool) else kind
         expected = _expected(column, one=isinstance(cell, list | dict))
         raise Refusal("wrong type", f"is {kind} ({_short(repr(cell))}), not {expected}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dsplit.dataset.faults import Fault
@@ -19,10 +20,20 @@ def read_csv(path: Path, source: str) -> Table:
     A short record is one whose last cells are absent. Raises DataError where the header cannot be read.
     """
     csv.field_size_limit(LONGEST_CELL)
+    lines = _lines(path, source)
+    for line, fields, faults in lines:
+        if faults:
+            raise DataError("cannot read the header of the metadata", [f.problem for f in faults])
+        if not _is_blank(fields, None):
+            header = tuple(name.strip() for name in fields)
+            return Table(source, header, _records(lines, header, source), f"{source}:{line}")
+    return Table(source, (), (), f"{source}:1")
+
+
+def _lines(path: Path, source: str) -> Iterator[tuple[int, list[str], tuple[Fault, ...]]]:
+    """The first physical line of each record, its fields, and what is wrong with its quoting or encoding."""
     bad: dict[int, str] = {}
     reader = csv.reader(physical_lines(path, source, bad), strict=True)
-    header: tuple[str, ...] | None = None
-    place, records = f"{source}:1", []
     while True:
         line = reader.line_num + 1
         fields: list[str] = []
@@ -30,21 +41,23 @@ def read_csv(path: Path, source: str) -> Table:
         try:
             fields = next(reader)
         except StopIteration:
-            break
+            return
         except csv.Error as error:
             faults = (_quoting_fault(source, line, str(error)),)
-        faults = (*(encoding_fault(source, n, bad.pop(n)) for n in list(bad)), *faults)
+        if bad:
+            faults = (*(encoding_fault(source, n, bad.pop(n)) for n in list(bad)), *faults)
+        yield line, fields, faults
+
+
+def _records(
+    lines: Iterable[tuple[int, list[str], tuple[Fault, ...]]], header: tuple[str, ...], source: str
+) -> Iterator[Record]:
+    for line, fields, faults in lines:
         if not faults and _is_blank(fields, header):
-            continue
-        if header is None:
-            if faults:
-                raise DataError("cannot read the header of the metadata", [f.problem for f in faults])
-            header, place = tuple(name.strip() for name in fields), f"{source}:{line}"
             continue
         if not faults and len(fields) > len(header):
             faults = (_count_fault(source, line, len(fields), header),)
-        records.append(Record(line, {} if faults else dict(zip(header, fields, strict=False)), faults))
-    return Table(source, header or (), tuple(records), place)
+        yield Record(line, {} if faults else dict(zip(header, fields, strict=False)), faults)
 
 
 def _is_blank(fields: list[str], header: tuple[str, ...] | None) -> bool:

@@ -45,14 +45,13 @@ def count_reasons(reasons: Iterable[str]) -> str:
 
 def list_lines(lines: Sequence[int]) -> str:
     """`line 3, line 4, line 7 to line 12`: every line of the ascending `lines`, runs of three and more as a range."""
-    runs: list[list[int]] = []
+    runs: list[list[int]] = []  # first and last
     for line in lines:
-        if runs and line == runs[-1][-1] + 1:
-            runs[-1].append(line)
+        if runs and line == runs[-1][1] + 1:
+            runs[-1][1] = line
         else:
-            runs.append([line])
-    texts = (
-        f"line {run[0]} to line {run[-1]}" if len(run) > 2 else ", ".join(f"line {line}" for line in run)
-        for run in runs
+            runs.append([line, line])
+    return ", ".join(
+        f"line {first} to line {last}" if last - first > 1 else ", ".join(f"line {n}" for n in range(first, last + 1))
+        for first, last in runs
     )
-    return ", ".join(texts)

@@ -11,14 +11,16 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 from typing import IO
 
 import numpy as np
 from PIL import Image, ImageFile, UnidentifiedImageError
 
 from dsplit.dataset.faults import Refusal
+from dsplit.dataset.packed import Source
+from dsplit.dataset.rows import View
 from dsplit.dataset.sizes import scaled_size, target_size
+from dsplit.dataset.views import views_of
 
 __all__ = ["decode", "open_header", "open_image", "orientation", "pillow", "pixels", "resize_and_crop", "target_size"]
 
@@ -38,7 +40,7 @@ _users = 0
 _restore = ExitStack()
 
 
-def open_image(path: Path, max_image_pixels: int | None = None) -> Image.Image:
+def open_image(path: Source, max_image_pixels: int | None = None) -> Image.Image:
     """The picture in 8-bit RGB: EXIF orientation applied, transparency on white, 16-bit and float values scaled.
 
     The first frame of an animation. max_image_pixels: None for no limit (rows were checked when they were read).
@@ -53,21 +55,26 @@ def open_image(path: Path, max_image_pixels: int | None = None) -> Image.Image:
         raise Refusal("unreadable file", f"{path}: cannot be read: {error.strerror}") from error
 
 
-def resize_and_crop(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """The picture scaled (bilinear) until it covers `size` (W, H), and its centre cut out.
+def resize_and_crop(image: Image.Image, size: tuple[int, int], view: View | None = None) -> Image.Image:
+    """The picture scaled (bilinear) until it covers `size` (W, H), and the window of `view` cut out; None: its centre.
 
-    Equals torchvision's `resize` to `scaled_size` followed by `center_crop`, as the reference does.
+    The centre equals torchvision's `resize` to `scaled_size` followed by `center_crop`, as the reference does.
     """
-    scaled = scaled_size(image.size, size)
+    original, scaled = image.size, scaled_size(image.size, size)
     if scaled != image.size:
         image = image.resize(scaled, Image.Resampling.BILINEAR)
-    left, top = (round((has - wants) / 2) for has, wants in zip(scaled, size, strict=True))
-    return image if scaled == size else image.crop((left, top, left + size[0], top + size[1]))
+    left, top, flip = view or views_of(original, size)[0]
+    if scaled != size:
+        image = image.crop((left, top, left + size[0], top + size[1]))
+    return image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flip else image
 
 
-def pixels(path: Path, size: tuple[int, int], max_image_pixels: int | None = None) -> np.ndarray:
-    """The picture at `path` in `size` (W, H) -> float32 (3, H, W) in [-1, 1]: `uint8 / 127.5 - 1`. Raises Refusal."""
-    image = resize_and_crop(open_image(path, max_image_pixels), size)
+def pixels(path: Source, size: tuple[int, int], view: View | None = None) -> np.ndarray:
+    """The window `view` (None: the centred one) of the picture at `path`, scaled to cover `size` (W, H).
+
+    float32 (3, H, W) in [-1, 1]: `uint8 / 127.5 - 1`. Raises Refusal.
+    """
+    image = resize_and_crop(open_image(path), size, view)
     channels_first = np.asarray(image, dtype=np.float32).transpose(2, 0, 1)
     return np.ascontiguousarray(channels_first / np.float32(127.5) - np.float32(1))
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
+from array import array
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from dsplit.dataset.faults import Fault
-from dsplit.dataset.table import Record, Table, encoding_fault, physical_lines
+from dsplit.dataset.table import Record, Table, encoding_fault, physical_lines, streamed
 from dsplit.errors import DataError, Problem
 
 SPACE = " \t\r\n"
@@ -19,14 +21,7 @@ SPACE = " \t\r\n"
 
 def read_jsonl(path: Path, source: str) -> Table:
     """The table in `path`; a line that is no JSON object carries the fault, blank lines do not count."""
-    bad: dict[int, str] = {}
-    parser, records = _Objects(source), []
-    for line, text in enumerate(physical_lines(path, source, bad), 1):
-        if line in bad:
-            records.append(Record(line, {}, (encoding_fault(source, line, bad[line]),)))
-        elif text.strip(SPACE):
-            records.append(parser.line(text, line))
-    return _table(source, records)
+    return streamed(source, partial(_jsonl, path, source))
 
 
 def read_json(path: Path, source: str) -> Table:
@@ -34,20 +29,55 @@ def read_json(path: Path, source: str) -> Table:
 
     Raises DataError, with the line, where the file is not JSON or not one list.
     """
+    return streamed(source, partial(_json, path, source))
+
+
+def _jsonl(path: Path, source: str) -> Iterator[Record]:
     bad: dict[int, str] = {}
-    lines = list(physical_lines(path, source, bad))
-    text = "".join(lines)
+    parser = _Objects(source)
+    for line, text in enumerate(physical_lines(path, source, bad), 1):
+        if bad:
+            yield Record(line, {}, (encoding_fault(source, line, bad.pop(line)),))
+        elif text.strip(SPACE):
+            yield parser.line(text, line)
+
+
+def _json(path: Path, source: str) -> Iterator[Record]:
+    """The records, each told from others on its line by its number in the list."""
+    before: Record | None = None
+    number = 0
+    shared = False  # whether the record before stands on the line of the one before it
+    for record in _listed(path, source):
+        if before:
+            same = before.line == record.line
+            yield _numbered(before, number) if shared or same else before
+            shared = same
+        before, number = record, number + 1
+    if before:
+        yield _numbered(before, number) if shared else before
+
+
+def _listed(path: Path, source: str) -> Iterator[Record]:
+    bad: dict[int, str] = {}
+    text, ends = _text(path, source, bad)
     if not text.strip(SPACE):
-        return _table(source, [])
-    starts = _Lines(lines)
-    numbers, parser, records = list(bad), _Objects(source), []
+        return
+    starts = _Lines(ends)
+    numbers, parser = list(bad), _Objects(source)
     for start, end, value in _items(text, source, parser, starts):
         line, last = starts.at(start), starts.at(end)
         inside = numbers[bisect_left(numbers, line) : bisect_right(numbers, last)]
         faults = tuple(encoding_fault(source, n, bad[n]) for n in inside)
-        records.append(Record(line, {}, faults) if faults else parser.record(value, line))
-    shared = Counter(record.line for record in records)
-    return _table(source, [_numbered(r, k) if shared[r.line] > 1 else r for k, r in enumerate(records, 1)])
+        yield Record(line, {}, faults) if faults else parser.record(value, line)
+
+
+def _text(path: Path, source: str, bad: dict[int, str]) -> tuple[str, array[int]]:
+    """The text of a file, and where each of its lines ends."""
+    whole, ends = io.StringIO(newline=""), array("Q")
+    for line in physical_lines(path, source, bad):
+        whole.write(line)
+        ends.append(whole.tell())
+    return whole.getvalue(), ends
 
 
 def _numbered(record: Record, item: int) -> Record:
@@ -56,20 +86,14 @@ def _numbered(record: Record, item: int) -> Record:
     return replace(record, item=item, faults=faults)
 
 
-def _table(source: str, records: list[Record]) -> Table:
-    columns = tuple(dict.fromkeys(name for record in records for name in record.cells))
-    return Table(source, columns, tuple(records), source)
-
-
 class _Lines:
-    """Physical line numbers of ascending positions in a text."""
+    """Physical line numbers of ascending positions in a text, from where its lines end."""
 
-    def __init__(self, lines: list[str]) -> None:
-        self.lines, self.number, self.end = lines, 1, len(lines[0])
+    def __init__(self, ends: Sequence[int]) -> None:
+        self.ends, self.number = ends, 1
 
     def at(self, position: int) -> int:
-        while position >= self.end and self.number < len(self.lines):
-            self.end += len(self.lines[self.number])
+        while position >= self.ends[self.number - 1] and self.number < len(self.ends):
             self.number += 1
         return self.number
 

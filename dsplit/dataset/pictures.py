@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import struct
 from dataclasses import dataclass
-from pathlib import Path
 from typing import IO
 
 from PIL import Image
 
 from dsplit.dataset.faults import Refusal
 from dsplit.dataset.images import decode, open_header, orientation
+from dsplit.dataset.packed import Source
 
 ANIMATED = frozenset(("AVIF", "GIF", "PNG", "TIFF", "WEBP"))  # an MPO's further frames are previews
 COMMON_MODES = frozenset(("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "I;16", "I;16B", "I;16L"))
@@ -25,7 +25,7 @@ class Picture:
     animated: bool
 
 
-def inspect(path: Path, max_image_pixels: int, *, whole: bool = False) -> Picture:
+def inspect(path: Source, max_image_pixels: int, *, whole: bool = False) -> Picture:
     """The picture at `path`; call it within `images.pillow()`.
 
     whole: decode it and verify its checksums. Otherwise the header and the mark at the end of the file are read, and
@@ -67,7 +67,8 @@ def _verify(file: IO[bytes]) -> None:
 
 def _vouched(file: IO[bytes], image: Image.Image) -> bool:
     """True if the end of the file shows that the picture is whole, and its header tells all about it."""
-    position, length = file.tell(), os.fstat(file.fileno()).st_size
+    position = file.tell()
+    length = file.seek(0, os.SEEK_END)
     try:
         match image.format:
             case "JPEG" | "MPO":

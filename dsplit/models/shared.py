@@ -7,20 +7,22 @@ from typing import TYPE_CHECKING
 from dsplit.units import unit
 
 if TYPE_CHECKING:
-    from pathlib import Path
     from typing import Any
 
     import torch
 
+    from dsplit.dataset.packed import Source
+    from dsplit.dataset.rows import View
 
-@unit(outputs="pixels", version=1, shapes={"pixels": "3, H, W"}, dtypes={"pixels": "float32"})
-def load_image(image: list[Path], size: list[tuple[int, int]]) -> torch.Tensor:
-    """image: B files, size: B times (W, H) -> pixels: (B, 3, H, W) in [-1, 1], upright, on white, cropped."""
+
+@unit(outputs="pixels", version=2, shapes={"pixels": "3, H, W"}, dtypes={"pixels": "float32"})
+def load_image(image: list[Source], size: list[tuple[int, int]], view: list[View]) -> torch.Tensor:
+    """image: B files, size: B times (W, H), view: B windows -> pixels: (B, 3, H, W) in [-1, 1], upright, on white."""
     import torch
 
     from dsplit.dataset.images import pixels
 
-    return torch.stack([torch.from_numpy(pixels(path, wh)) for path, wh in zip(image, size, strict=True)])
+    return torch.stack([torch.from_numpy(pixels(*one)) for one in zip(image, size, view, strict=True)])
 
 
 @unit(outputs="latents", random=True)

@@ -14,16 +14,17 @@ from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
 from tests import tiny
 
 
-def cache(out: Path, metadata: Path, model: Path = tiny.QWEN_IMAGE, **options: Any) -> dict[str, Any]:
+def cache(out: Path, metadata: Path | None, model: Path = tiny.QWEN_IMAGE, **options: Any) -> dict[str, Any]:
     """`dsplit cache --out out --metadata metadata --model model ...` on one thread, in fp32, without workers."""
     groups: dict[str, dict[str, Any]] = {"model": {}, "data": {}, "cache": {}}
     fields = {"model": ModelOptions, "data": DataOptions, "cache": CacheOptions}
     for name, value in options.items():
         group = next(g for g, cls in fields.items() if name in cls.__dataclass_fields__)
         groups[group][name] = value
+    paths = {"metadata": str(metadata), "data": str(metadata.parent)} if metadata else {}
     return run_cache(
         ModelOptions(**{"model": str(model), "threads": 1, "device": "cpu", **groups["model"]}),
-        DataOptions(metadata=str(metadata), data=str(metadata.parent), **groups["data"]),
+        DataOptions(**{**paths, **groups["data"]}),
         CacheOptions(**{"out": str(out), "workers": 0, **groups["cache"]}),
     )
 

@@ -98,8 +98,8 @@ def test_a_metadata_file_in_the_folder_is_found(tmp_path: Path) -> None:
 
 def test_a_metadata_file_of_another_type_is_not_passed_over(tmp_path: Path) -> None:
     pictures(tmp_path, "a.png")
-    metadata(tmp_path, "x", "metadata.parquet")
-    with pytest.raises(DataError, match=r"unknown metadata type \.parquet \(csv, json, jsonl\)"):
+    metadata(tmp_path, "x", "metadata.xlsx")
+    with pytest.raises(DataError, match=r"unknown metadata type \.xlsx \(csv, json, jsonl, parquet, tar\)"):
         read(tmp_path)
 
 
@@ -112,7 +112,11 @@ def test_what_cannot_be_read_at_all(tmp_path: Path) -> None:
         (DataOptions(metadata=str(tmp_path)), UsageError, "is a folder; give it as --data"),
         (DataOptions(data=f"{tmp_path}/no"), DataError, "does not exist"),
         (DataOptions(data=str(tmp_path), metadata="rows.csv"), DataError, f"did you mean {path}"),
-        (DataOptions(metadata=str(other)), DataError, r"unknown metadata type \.json1 \(csv, json, jsonl\)"),
+        (
+            DataOptions(metadata=str(other)),
+            DataError,
+            r"unknown metadata type \.json1 \(csv, json, jsonl",
+        ),
     ):
         with pytest.raises(error, match=words):
             read_dataset(options, COLUMNS, 16)

@@ -91,7 +91,8 @@ def test_cells_that_are_no_texts(folder: Path) -> None:
             folder,
             '{"image":"a.png","prompt":7}',
             '{"image":"a.png","prompt":NaN}',
-            '{"image":"a.png","prompt":["x","y"]}',
+            '{"image":"a.png","prompt":["x",7]}',
+            '{"image":"a.png","prompt":[]}',
             '{"image":["a.png"],"prompt":"x"}',
             '{"image":"a.png","prompt":true}',
             '{"image":"a.png","prompt":"half \\ud83d pair"}',
@@ -101,10 +102,11 @@ def test_cells_that_are_no_texts(folder: Path) -> None:
     assert [f.split(";")[0] for f in found] == [
         "1: prompt is a number (7), not text (put it between quotes)",
         "2: prompt is a number (nan), not text (put it between quotes)",
-        "3: prompt is a list (['x', 'y']), not text (write one text per row, between quotes)",
-        "4: image is a list (['a.png']), not a path (write one path per row, between quotes)",
-        "5: prompt is true or false (True), not text (put it between quotes)",
-        "6: prompt 'half \\ud83d pair' is not UTF-8 text",
+        "3: prompt has 7 in its list, not a text",
+        "4: prompt is an empty list",
+        "5: image is a list (['a.png']), not a path (write one path per row, between quotes)",
+        "6: prompt is true or false (True), not text (put it between quotes)",
+        "7: prompt 'half \\ud83d pair' is not UTF-8 text",
     ]
 
 

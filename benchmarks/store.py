@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dsplit.cache.manifest import Entry, Manifest, manifest_path, write_manifest
+from dsplit.cache.draft import write_manifest
+from dsplit.cache.manifest import Entry, Manifest, manifest_path
 from dsplit.cache.shards import Value, write_shard
 from dsplit.cache.store import Store, Writer
 
@@ -31,12 +32,12 @@ HEADER = {
     "task": "sft",
     "trainable": ["transformer"],
     "dtype": "float32",
+    "posterior": "mean",
     "units": {},
     "model": {"name": "", "files": {}, "sizes": {}},
     "columns": ["size"],
-    "empty_prompt": {},
-    "posterior": "mean",
     "axes": {},
+    "empty_prompt": {},
 }
 WRITERS, COMMITS, ROWS = 8, 25, 32
 
@@ -66,7 +67,7 @@ class Rows(Sequence[Entry]):
     def __getitem__(self, i: Any) -> Entry:
         if i >= self._count:
             raise IndexError
-        keys = {"latents": key("latents", i), "prompt_embeds": key("prompt_embeds", i)}
+        keys = {name: [key(name, i)] for name in ("latents", "prompt_embeds")}
         return Entry(key("row", i), f"data/metadata.csv:{i + 2}", ((1024, 1024), (832, 1216))[i % 2], {}, keys)
 
 

@@ -7,22 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from dsplit.cache.files import write_file
 from dsplit.cache.keys import key_of
 from dsplit.cache.shards import KEY
 from dsplit.errors import CacheError, UsageError
 
-FORMAT = 2
+FORMAT = 3
 CHUNK = 1 << 20
 AGAIN = "run `dsplit cache` again"
 FAULTS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of JSON that is not what it should be
+OPTIONAL = ("variants", "fault")  # fields of a row that are left out where they are empty
+_JSON = json.JSONEncoder(ensure_ascii=False)  # made once: there may be ten million rows
 FOREIGN = (".pth", ".pt")  # what the reference's stage 1 writes
 
 
@@ -30,18 +33,26 @@ FOREIGN = (".pth", ".pt")  # what the reference's stage 1 writes
 class Entry:
     """A row of a manifest.
 
-    place: where the row stands in its metadata. size: target (W, H). columns: the columns that cross to stage 2, typed.
-    keys: key per value. inputs: the keys of the columns that stage 1 read, to tell later what changed. fault: why the
-    row could not be encoded, if so.
+    place: where the row stands in its metadata. size: target (W, H). columns: the columns that cross to stage 2, typed;
+    a list of all its variants for one that has several. keys: per value its keys, one per variant of the axes that the
+    value depends on, the last axis running fastest. inputs: the keys of the columns that stage 1 read, to tell later
+    what changed. variants: how many there are, per axis that has several. fault: why the row could not be encoded, if
+    so.
     """
 
     id: str
     place: str
     size: tuple[int, int]
     columns: Mapping[str, Any] = field(default_factory=dict)
-    keys: Mapping[str, str] = field(default_factory=dict)
+    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
     inputs: Mapping[str, str] = field(default_factory=dict)
+    variants: Mapping[str, int] = field(default_factory=dict)
     fault: str = ""
+
+    @property
+    def all_keys(self) -> Iterator[str]:
+        """The keys of all its values, in all variants."""
+        return chain.from_iterable(self.keys.values())
 
 
 @dataclass(frozen=True)
@@ -59,21 +70,39 @@ def manifest_path(folder: Path, name: str) -> Path:
     return folder / "manifests" / f"{name}.jsonl"
 
 
-def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Writes a manifest, replacing the one of the same name. Raises CacheError."""
-    write_file(path, _lines(manifest))
+def head_of(header: Mapping[str, Any], rows: int, digest: str) -> bytes:
+    """The first line of a manifest of so many rows. digest: the hash of their lines."""
+    head = {"dsplit_manifest": FORMAT, "check": "", **header, "rows": rows}
+    return line_of({**head, "check": _check(head, digest)}).encode("utf-8", "surrogatepass")
 
 
-def manifest_bytes(manifest: Manifest) -> int:
-    """The size of the file that `write_manifest` would write."""
-    return sum(map(len, _lines(manifest)))
+def entry_line(entry: Entry) -> str:
+    """A row as it stands in a manifest."""
+    return line_of({name: value for name, value in vars(entry).items() if value or name not in OPTIONAL})
 
 
-def _lines(manifest: Manifest) -> list[bytes]:
-    lines = "".join(_line({k: v for k, v in vars(row).items() if k != "fault" or v}) for row in manifest.rows)
-    header = {"dsplit_manifest": FORMAT, "check": "", **manifest.header, "rows": len(manifest.rows)}
-    header["check"] = key_of(_line(header), lines)
-    return [_line(header).encode(), lines.encode()]
+def entry_of(line: bytes) -> Entry:
+    """The row that a line of a manifest says."""
+    row = json.loads(line)
+    return Entry(**{**row, "size": tuple(row["size"])})
+
+
+def line_of(value: Mapping[str, Any]) -> str:
+    """`value` as a line of a manifest."""
+    return _JSON.encode(value) + "\n"
+
+
+def span_of(file: IO[bytes], start: int, end: int) -> bytes:
+    """The bytes of an open file from `start` to `end`."""
+    if hasattr(os, "pread"):  # processes that were forked share the file's position
+        return os.pread(file.fileno(), end - start, start)
+    file.seek(start)
+    return file.read(end - start)
+
+
+def _check(header: Mapping[str, Any], digest: str) -> str:
+    """What vouches for a header, its own check left out, and for the lines that have this digest."""
+    return key_of(line_of({**header, "check": ""}), digest)
 
 
 class ManifestFile:
@@ -92,23 +121,23 @@ class ManifestFile:
             self._start, self._end = len(first), os.fstat(self._file.fileno()).st_size
             if self.header["dsplit_manifest"] != FORMAT:
                 raise CacheError(f"{path}: written by another version of dsplit; {AGAIN}")
-            if self.header["check"] != self._check():
+            if self.header["check"] != _check(self.header, self._digest()):
                 raise CacheError(f"{path}: is damaged or was edited; {AGAIN}")
             columns, empty = self.header.get("columns", []), self.header.get("empty_prompt", {})
-            if type(columns) is not list or not all(isinstance(name, str) for name in columns):
+            if type(columns) is not list or not all(map(_is_text, columns)):
                 raise TypeError("no list of columns")
             if not all(map(KEY.fullmatch, empty.values())):
                 raise ValueError("not a key")
+            self._axes: Mapping[str, list[str]] = self.header.get("axes", {})
+            if not all(type(axes) is list and all(map(_is_text, axes)) for axes in self._axes.values()):
+                raise TypeError("no lists of axes")
         except OSError as error:
             raise CacheError(f"{path}: cannot be read: {error.strerror}") from error
         except FAULTS as error:
             raise CacheError(f"{path}: is damaged; {AGAIN}") from error
 
-    def _check(self) -> str:
-        """As `key_of` of the header line without its check, and of all other lines."""
-        head = _line({**self.header, "check": ""}).encode("utf-8", "surrogatepass")
-        digest = hashlib.blake2b(len(head).to_bytes(8, "little") + head, digest_size=16)
-        digest.update((self._end - self._start).to_bytes(8, "little"))
+    def _digest(self) -> str:
+        digest = hashlib.blake2b(digest_size=16)
         while chunk := self._file.read(CHUNK):
             digest.update(chunk)
         return digest.hexdigest()
@@ -130,27 +159,44 @@ class ManifestFile:
         """The keys of all values that it refers to, those of the empty prompt first; some come several times."""
         yield from self.header.get("empty_prompt", {}).values()
         for _, row in self:
-            yield from row.keys.values()
+            yield from row.all_keys
 
     def row(self, start: int, end: int) -> Entry:
         """The row that lies there."""
-        if hasattr(os, "pread"):  # processes that were forked share the file's position
-            return self._entry(os.pread(self._file.fileno(), end - start, start))
-        self._file.seek(start)
-        return self._entry(self._file.read(end - start))
+        return self._entry(span_of(self._file, start, end))
 
     def _entry(self, line: bytes) -> Entry:
         try:
-            row = json.loads(line)
-            entry = Entry(**{**row, "size": tuple(row["size"])})
-            texts = (entry.id, entry.place, entry.fault, *entry.keys, *entry.columns, *entry.inputs)
-            if [type(n) for n in entry.size] != [int, int] or not all(isinstance(text, str) for text in texts):
+            entry = entry_of(line)
+            texts = (entry.id, entry.place, entry.fault, *entry.keys, *entry.columns, *entry.inputs, *entry.variants)
+            tables = (entry.columns, entry.keys, entry.inputs, entry.variants)
+            good = [type(n) for n in entry.size] == [int, int] and all(type(table) is dict for table in tables)
+            if not good or not all(map(_is_text, texts)):
                 raise TypeError("a field of another type")
-            if not all(map(KEY.fullmatch, entry.keys.values())):
-                raise ValueError("not a key")
+            if any(type(n) is not int or n < 2 for n in entry.variants.values()):
+                raise ValueError("no number of variants")
+            for name in (*entry.keys, *entry.columns):
+                self._check_variants(entry, name)
         except FAULTS as error:
             raise CacheError(f"{self.path}: is damaged; {AGAIN}") from error
         return entry
+
+    def _check_variants(self, entry: Entry, name: str) -> None:
+        """Raises ValueError or TypeError unless `entry` has just the variants of `name` that it should."""
+        several = [entry.variants[axis] for axis in self._axes.get(name, ()) if axis in entry.variants]
+        listed: Any = entry.keys.get(name, entry.columns.get(name) if several else [None])
+        if type(listed) is not list or len(listed) != math.prod(several):
+            raise ValueError("another number of variants")
+        if name in entry.keys and not all(map(KEY.fullmatch, listed)):
+            raise ValueError("not a key")
+        if name == "view" and name in entry.columns:
+            for view in listed if several else [entry.columns[name]]:
+                if [type(part) for part in view] != [int, int, bool]:
+                    raise TypeError("no window")
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -207,7 +253,3 @@ def refuse_foreign(folder: Path) -> None:
             "which dsplit never reads, since loading them can run code; "
             "run `dsplit cache` on the original data set into an empty folder"
         )
-
-
-def _line(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False) + "\n"

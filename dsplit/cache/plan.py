@@ -18,7 +18,7 @@ from dsplit.units import Split, Unit
 if TYPE_CHECKING:
     from dsplit.dataset import Row
 
-AXES = ("prompt", "view")  # the columns of which a row may have several variants
+AXES = ("prompt", "view")  # columns that may have several values in a row
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Plan:
     def _users(self) -> Mapping[str, list[Entry]]:
         users: dict[str, list[Entry]] = {}
         for entry in self.entries:
-            for key in entry.keys.values():
+            for key in entry.all_keys:
                 users.setdefault(key, []).append(entry)
         return users
 
@@ -110,23 +110,16 @@ class Planner:
         self.task, self.posterior, self.encode_batch, self._family = task, posterior, encode_batch, family
         self.trainable = trainable or family.trainable
         self.split = family.split(task, trainable, posterior=posterior)
-        guided = bool(task.negative_if)
-        self._guided = family.split(task, trainable, negative=True, posterior=posterior) if guided else self.split
+        self._guided = self.split
+        if task.negative_if:
+            self._guided = family.split(task, trainable, negative=True, posterior=posterior)
+        self.axes = {n: a for s in (self._guided, self.split) for n, a in axes_of(s).items()}
         self._jobs = {id(s): jobs_of(s) for s in (self.split, self._guided)}
 
     @property
     def components(self) -> dict[str, str]:
         """The components that stage 1 loads, each with a unit that needs it."""
         return {c: u.name for u in reversed(self.split.stage1) for c in u.components}
-
-    @property
-    def axes(self) -> dict[str, list[str]]:
-        """Per value and column that cross, the axes of variants that it descends from; those with none are left out."""
-        makers = {o: u for u in self._guided.stage1 for o in u.outputs}
-        sources = {v: _before(makers[v], makers, ())[1] for v in self._guided.boundary}
-        sources |= {column: [column] for column in self._guided.columns}
-        found = {name: [axis for axis in AXES if axis in columns] for name, columns in sources.items()}
-        return {name: axes for name, axes in found.items() if axes}
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -145,14 +138,14 @@ class Planner:
             split = self.split_of(row)
             keys = {name: text_key(value) for name, value in row.columns.items() if name not in row.files}
             keys |= {name: files[path] for name, path in row.files.items() if path in files}
-            keys |= {"size": text_key(row.size), "view": text_key(row.view)}
+            keys |= {"size": text_key(row.size), "view": text_key(list(row.view))}
             wanted: dict[str, str] = {}
             for call in self._calls(split, keys, components, dtype, row):
                 calls.setdefault(call.key, call)
                 wanted |= call.keys
             crossing = {name: row.columns[name] for name in split.columns if name in row.columns}
             read = {name: keys[name] for name in split.stage1_columns if name in keys and name != "size"}
-            entries.append(Entry(row.id, row.place, row.size, crossing, wanted, read))
+            entries.append(Entry(row.id, row.place, row.size, crossing, {n: [k] for n, k in wanted.items()}, read))
         empty: dict[str, str] = {}  # jobs that read the prompt alone: prompt dropout and guidance need them
         for call in self._calls(self.split, {"prompt": text_key("")}, components, dtype, None):
             calls.setdefault(call.key, call)
@@ -185,6 +178,13 @@ def jobs_of(split: Split) -> list[Job]:
             read = tuple(v for v in sources if v in split.boundary)
             jobs.append(Job(unit, before, stored, read, frozenset(v for v in sources if v not in makers)))
     return jobs
+
+
+def axes_of(split: Split) -> dict[str, tuple[str, ...]]:
+    """Per value that crosses to stage 2, and per column that does, those of `AXES` that it depends on, if any."""
+    makers = {o: u for u in split.stage1 for o in u.outputs}
+    columns = {v: set(_before(makers[v], makers, ())[1]) for v in split.boundary} | {v: {v} for v in split.columns}
+    return {v: axes for v, read in columns.items() if (axes := tuple(axis for axis in AXES if axis in read))}
 
 
 def ancestry(call: Call, split: Split) -> tuple[list[Unit], list[str]]:

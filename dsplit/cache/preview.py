@@ -9,9 +9,10 @@ from functools import cache as remembered
 from pathlib import Path
 from typing import Any
 
+from dsplit.cache.draft import manifest_bytes
 from dsplit.cache.estimate import component_bytes, file_bytes, free_bytes, value_bytes, warn_of_full_disk
 from dsplit.cache.header import check_header
-from dsplit.cache.manifest import Manifest, manifest_bytes, read_manifest
+from dsplit.cache.manifest import Manifest, read_manifest
 from dsplit.cache.plan import Call, groups
 from dsplit.cache.reasons import reasons
 from dsplit.cache.store import Store

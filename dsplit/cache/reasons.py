@@ -54,7 +54,7 @@ class _Comparison:
     def __init__(self, work: Work, old: Manifest) -> None:
         self._work, self._old = work, old
         self._files = {column.name for column in work.model.family.columns if column.kind == "file"}
-        self._known = {key for row in old.rows for key in row.keys.values()} | set(old.header["empty_prompt"].values())
+        self._known = {key for row in old.rows for key in row.all_keys} | set(old.header["empty_prompt"].values())
         self._before = match(work.plan.entries, old.rows, self._files)
         self._shared: dict[str, list[str]] = {}
 
@@ -85,6 +85,8 @@ class _Comparison:
             if name == "size":
                 if entry.size != before.size:
                     found.append("size")
+            elif name == "view" and entry.size != before.size:
+                continue  # the window moves with the size
             elif entry.inputs.get(name) != before.inputs.get(name):
                 found.append(f"{name} (source bytes)" if name in self._files else name)
         return found

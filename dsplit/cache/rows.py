@@ -11,7 +11,7 @@ from dsplit.cache.holds import Hold
 from dsplit.cache.manifest import Entry, ManifestFile, digest_of, find_manifest, manifests
 from dsplit.cache.rowtable import Ids, RowTable, read_table
 from dsplit.cache.store import Store
-from dsplit.dataset.rows import Choice
+from dsplit.dataset.rows import Choice, View
 from dsplit.errors import CacheError
 
 if TYPE_CHECKING:
@@ -38,11 +38,13 @@ class CachedRows:
         check_header(path, self.header)
         self._store = Store(folder)
         self._table, gaps = self._read_table()
+        self._last = -1, Entry("", "", (0, 0))  # the row asked for last, and its number
         self.left_out = len(gaps)
         if gaps and not (skip_bad and len(gaps) < len(self._table)):
             raise CacheError(self._incomplete(gaps))
         if gaps:
             self._table = self._table.without(gaps)
+            self._last = -1, self._last[1]  # numbers have changed
         self.ids: Sequence[str] = Ids(self._table.ids)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -62,32 +64,43 @@ class CachedRows:
         return self._row(i).place
 
     def variants(self, i: int) -> Mapping[str, int]:
-        """How many variants row `i` has, per axis that has several."""
-        return {}
+        """How many variants row `i` has, per axis that has several: `{"prompt": 3, "view": 2}`."""
+        return self._row(i).variants if self.header["axes"] else {}
 
     def columns(self, i: int, choice: Choice = FIRST) -> dict[str, Any]:
-        """The columns that cross to stage 2, typed; `size` as (W, H); `prompt` empty where the choice says None."""
+        """The columns that cross to stage 2, typed, as they are with the variants chosen.
+
+        `size` is (W, H), `view` a View. An axis that `choice` does not name has its first variant; None, for the
+        prompt, is the empty one.
+        """
         crossing = set(self.header["columns"])
-        columns = self._row(i).columns if crossing - {"size"} else {}
-        dropped = {axis: "" for axis, k in choice.items() if k is None and axis in columns}
-        return {**columns, **dropped, **({"size": self._table.size(i)} if "size" in crossing else {})}
+        row = self._row(i) if crossing - {"size"} else None
+        columns = dict(row.columns) if row else {}
+        for name in columns:
+            if choice.get(name, 0) is None:
+                columns[name] = ""
+            elif row and name in row.variants and name in self.header["axes"].get(name, ()):
+                columns[name] = columns[name][choice.get(name, 0)]
+        if "view" in columns:
+            columns["view"] = View(*columns["view"])
+        return {**columns, **({"size": self._table.size(i)} if "size" in crossing else {})}
 
     def group(self, i: int) -> Hashable:
         """The target size (W, H): rows of one group can form a batch."""
         return self._table.size(i)
 
     def values(self, i: int, choice: Choice = FIRST) -> dict[str, torch.Tensor]:
-        """The values of row `i` without the batch axis, checksums compared; the empty prompt's where `choice` says so.
+        """The values of row `i` without the batch axis, as they are with the variants chosen; checksums are compared.
 
-        Raises CacheError for a damaged one.
+        Where the prompt is None, what depends on it is that of the empty prompt. Raises CacheError for a value that is
+        damaged, or not in the cache.
         """
         self._hold.renew()
         row = self._row(i)
-        empty = self.header["empty_prompt"] if None in choice.values() else {}
         found = {}
-        for name, key in {**row.keys, **{name: empty[name] for name in empty if name in row.keys}}.items():
+        for name in row.keys:
             try:
-                found[name] = self._store.get(key)
+                found[name] = self._store.get(self._key(row, name, choice))
             except CacheError as error:
                 raise CacheError(f"{row.place}: {name}: {error}") from error
             except KeyError:
@@ -96,8 +109,22 @@ class CachedRows:
                 ) from None
         return found
 
+    def _key(self, row: Entry, name: str, choice: Choice) -> str:
+        """The key of a value of `row` for the variants chosen. Raises CacheError if the empty prompt has none."""
+        number = 0
+        for axis in self.header["axes"].get(name, ()):
+            if (chosen := choice.get(axis, 0)) is None:
+                if name in self.header["empty_prompt"]:
+                    return self.header["empty_prompt"][name]
+                raise CacheError("the cache has none for the empty prompt, since it depends on other columns too")
+            if axis in row.variants:
+                number = number * row.variants[axis] + chosen
+        return row.keys[name][number]
+
     def _row(self, i: int) -> Entry:
-        return self._manifest.row(*self._table.span(i))
+        if self._last[0] != i:  # a visit asks for several things of a row
+            self._last = i, self._manifest.row(*self._table.span(i))
+        return self._last[1]
 
     def _read_table(self) -> tuple[RowTable, list[int]]:
         """The rows and the numbers of those that lack a value; from the index if it knows that all is there."""
@@ -116,7 +143,7 @@ class CachedRows:
         shown = []
         for i in gaps[:EXAMPLES]:
             row = self._row(i)
-            names = [name for name, key in row.keys.items() if key not in self._store]
+            names = [name for name, keys in row.keys.items() if not all(key in self._store for key in keys)]
             shown.append(f"  {row.place}: {', '.join(names)} missing" + (f" ({row.fault})" if row.fault else ""))
         if len(gaps) > EXAMPLES:
             shown.append(f"  and {len(gaps) - EXAMPLES} more")

@@ -86,9 +86,9 @@ def read_table(manifest: ManifestFile, store: Store) -> tuple[RowTable, list[int
     gaps: list[int] = []
     rows, start = iter(manifest), manifest.start
     while batch := list(islice(rows, TOGETHER)):
-        present = store.present([key for _, row in batch for key in row.keys.values()])
+        present = store.present([key for _, row in batch for key in row.all_keys])
         for end, row in batch:
-            if not present.issuperset(row.keys.values()):
+            if not present.issuperset(row.all_keys):
                 gaps.append(len(groups))
             ids += _id(row.id, manifest)
             spans.extend((start, end))

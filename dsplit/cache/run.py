@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from dsplit.cache import ranks
+from dsplit.cache.draft import write_manifest
 from dsplit.cache.estimate import value_bytes, warn_of_full_disk
 from dsplit.cache.files import claimed, remove_leftovers
 from dsplit.cache.holds import Hold, remove_old_holds
 from dsplit.cache.keys import Digests, content_digest
-from dsplit.cache.manifest import Manifest, manifest_path, refuse_foreign, write_manifest
+from dsplit.cache.manifest import Manifest, manifest_path, refuse_foreign
 from dsplit.cache.plan import Call, Plan
 from dsplit.cache.preview import preview
 from dsplit.cache.stage1 import Stage1
@@ -136,7 +137,7 @@ def _without_faulty(plan: Plan, problems: Mapping[str, list[Problem]], *, skip: 
     """The plan without the rows that could not be encoded. Raises DataError with all of them, unless `skip`."""
     faults = [p for found in problems.values() for p in found]
     lost = {key for call in problems for key in plan.calls[call].keys.values()}
-    good = tuple(e for e in plan.entries if not lost & set(e.keys.values()))
+    good = tuple(e for e in plan.entries if not lost & set(e.all_keys))
     bad = len(plan.entries) - len(good)
     if not skip or not good or lost & set(plan.empty.values()):
         raise DataError(f"{bad} of {len(plan.entries)} rows could not be encoded; the others are in the cache:", faults)
@@ -154,7 +155,12 @@ def _result(plan: Plan, store: Store, encoded: Mapping[str, int], folder: Path) 
             f"{counted(len(absent), 'value')} missing from {folder} after the run; run `dsplit cache` again"
         )
     calls = Counter(call.job.unit.identity for call in plan.calls.values())
-    entries = [(row.id, name, key, store.entry(key).checksum) for row in plan.entries for name, key in row.keys.items()]
+    entries = [
+        (row.id, name, key, store.entry(key).checksum)
+        for row in plan.entries
+        for name, keys in row.keys.items()
+        for key in keys
+    ]
     return {
         "rows": len(plan.entries),
         "encoded": dict(encoded),

@@ -38,11 +38,12 @@ def gaps(
     """The values of a manifest's rows that are not present, and those whose key is in `also`."""
     rows = iter(manifest)
     while batch := [row for _, row in islice(rows, TOGETHER)]:
-        there = present([key for row in batch for key in row.keys.values()])
+        there = present([key for row in batch for key in row.all_keys])
         for row in batch:
-            for value, key in row.keys.items():
-                if key not in there or key in also:
-                    yield Gap(row, value, key)
+            for value, keys in row.keys.items():
+                for key in dict.fromkeys(keys):
+                    if key not in there or key in also:
+                        yield Gap(row, value, key)
 
 
 def run_status(folder: Path) -> dict[str, Any]:

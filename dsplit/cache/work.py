@@ -15,8 +15,8 @@ from dsplit.cache.plan import Plan, Planner
 from dsplit.cache.store import Store
 from dsplit.console import counted, is_main_process, say, warn
 from dsplit.dataset import Row, read_dataset
-from dsplit.dataset.views import refuse_variants
 from dsplit.dataset.packed import Source
+from dsplit.dataset.views import refuse_variants
 from dsplit.models.captions import perhaps_long, warn_of_cut
 from dsplit.models.locate import Model, find_family, locate
 from dsplit.models.registry import registry
@@ -99,8 +99,8 @@ def _lengths(work: Work, row: Row, entry: Entry, column: str, store: Store) -> l
     """The numbers of tokens of the values in `store` that were made of `column`."""
     units = [unit for unit in work.planner.split_of(row).stage1 if column in unit.inputs]
     axes = {o: ragged_axis(unit.shapes.get(o, "")) for unit in units for o in unit.outputs if o in entry.keys}
-    stored = {o: axis for o, axis in axes.items() if axis is not None and entry.keys[o] in store}
-    return [store.entry(entry.keys[o]).shape[axis] for o, axis in stored.items()]
+    stored = {o: axis for o, axis in axes.items() if axis is not None and entry.keys[o][0] in store}
+    return [store.entry(entry.keys[o][0]).shape[axis] for o, axis in stored.items()]
 
 
 def _files(rows: Sequence[Row], planner: Planner) -> dict[Source, str]:

@@ -93,11 +93,11 @@ def test_keys_and_reasons_name_the_batch(metadata: Path, single: tuple[Path, dic
         ("encode_image", ("encode_batch: 1 -> 2",), ROWS),
         ("encode_prompt", ("encode_batch: 1 -> 2",), 4),
     ]
-    keys = {key for row in read_manifest(manifest_path(out, "default")).rows for key in row.keys.values()}
+    keys = {key for row in read_manifest(manifest_path(out, "default")).rows for key in row.all_keys}
     assert counts(cache(out, metadata, encode_batch=2)) == {"encode_image": (ROWS, 0), "encode_prompt": (4, 0)}
     manifest = read_manifest(manifest_path(out, "default"))
     assert manifest.header["encode_batch"] == 2
-    assert not keys & {key for row in manifest.rows for key in row.keys.values()}
+    assert not keys & {key for row in manifest.rows for key in row.all_keys}
     assert counts(cache(out, metadata, encode_batch=2)) == {"encode_image": (0, ROWS), "encode_prompt": (0, 4)}
     assert counts(cache(out, metadata)) == {"encode_image": (0, ROWS), "encode_prompt": (0, 4)}
 

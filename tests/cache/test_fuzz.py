@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shutil
@@ -14,11 +15,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dsplit.cache import manifest as manifest_module
 from dsplit.cache import shards
 from dsplit.cache.gc import run_gc
 from dsplit.cache.keys import key_of
-from dsplit.cache.manifest import manifest_path
+from dsplit.cache.manifest import line_of, manifest_path
 from dsplit.cache.rows import CachedRows
 from dsplit.cache.status import run_status
 from dsplit.cache.verify import run_verify
@@ -49,6 +49,9 @@ def read_rows(out: Path) -> None:
     rows = CachedRows(out)
     for i in range(len(rows)):
         rows.place(i), rows.columns(i), rows.group(i), rows.values(i)
+        last = {axis: n - 1 for axis, n in rows.variants(i).items()}
+        for choice in (last, {**last, "prompt": None}):
+            rows.columns(i, choice), rows.values(i, choice)
 
 
 @pytest.fixture(scope="module")
@@ -83,19 +86,22 @@ def test_bytes(scratch: Path, changes: list[tuple[int, int]], cut: int | None, w
 def checked(header: dict[str, Any], lines: str) -> bytes:
     """A manifest whose check is right, whatever it says."""
     header = {**header, "check": ""}
-    header["check"] = key_of(manifest_module._line(header), lines)
-    return (manifest_module._line(header) + lines).encode("utf-8", "surrogatepass")
+    rest = lines.encode("utf-8", "surrogatepass")
+    header["check"] = key_of(line_of(header), hashlib.blake2b(rest, digest_size=16).hexdigest())
+    return line_of(header).encode("utf-8", "surrogatepass") + rest
 
 
 @FEW
-@given(field=st.sampled_from(["id", "place", "size", "columns", "keys", "inputs", "fault", "other"]), value=NASTY)
-def test_rows_that_say_anything(scratch: Path, field: str, value: Any) -> None:
+@given(
+    field=st.sampled_from(["id", "place", "size", "columns", "keys", "inputs", "variants", "fault", "other"]),
+    value=NASTY,
+    inside=st.sampled_from(["", "latents", "prompt", "view"]),
+)
+def test_rows_that_say_anything(scratch: Path, field: str, value: Any, inside: str) -> None:
     path = manifest_path(scratch, "default")
     good = path.read_bytes()
     first, *lines = good.decode().splitlines()
-    row = {**json.loads(lines[0]), field: value}
-    if field == "keys":
-        row["keys"] = {"latents": value}
+    row = {**json.loads(lines[0]), field: {inside: value} if inside else value}
     try:
         path.write_bytes(checked(json.loads(first), "\n".join([json.dumps(row), *lines[1:], ""])))
         bears(scratch, lambda: read_rows(scratch))
@@ -104,13 +110,18 @@ def test_rows_that_say_anything(scratch: Path, field: str, value: Any) -> None:
 
 
 @FEW
-@given(field=st.sampled_from(["dsplit_manifest", "columns", "empty_prompt", "family", "rows"]), value=NASTY)
-def test_headers_that_say_anything(scratch: Path, field: str, value: Any) -> None:
+@given(
+    field=st.sampled_from(["dsplit_manifest", "columns", "axes", "empty_prompt", "family", "rows"]),
+    value=NASTY,
+    inside=st.sampled_from(["", "latents", "prompt"]),
+)
+def test_headers_that_say_anything(scratch: Path, field: str, value: Any, inside: str) -> None:
     path = manifest_path(scratch, "default")
     good = path.read_bytes()
     first, _, lines = good.decode().partition("\n")
     try:
-        path.write_bytes(checked({**json.loads(first), field: value}, lines))
+        header = {**json.loads(first), field: {**json.loads(first)["axes"], inside: value} if inside else value}
+        path.write_bytes(checked(header, lines))
         bears(scratch, lambda: read_rows(scratch))
     finally:
         path.write_bytes(good)

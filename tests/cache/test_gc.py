@@ -240,7 +240,7 @@ def test_damage_that_a_row_needs_is_left_for_the_next_run(copy: tuple[Path, Path
     metadata, out = copy
     cache(out, edited(metadata))
     row = read_manifest(manifest_path(out, "default")).rows[0]
-    entry = Store(out).entry(row.keys["latents"])
+    entry = Store(out).entry(row.keys["latents"][0])
     data = bytearray(entry.shard.read_bytes())
     data[entry.start] ^= 1
     entry.shard.write_bytes(data)

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from dsplit.cache.draft import write_manifest
 from dsplit.cache.header import model_differences
-from dsplit.cache.manifest import Manifest, manifest_path, read_manifest, write_manifest
+from dsplit.cache.manifest import Manifest, manifest_path, read_manifest
 from dsplit.cache.rows import CachedRows
 from dsplit.errors import CacheError
 from dsplit.models.locate import locate

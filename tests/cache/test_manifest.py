@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dsplit.cache.draft import write_manifest
 from dsplit.cache.manifest import (
     Entry,
     Manifest,
@@ -14,15 +15,21 @@ from dsplit.cache.manifest import (
     manifest_path,
     read_manifest,
     refuse_foreign,
-    write_manifest,
 )
 from dsplit.errors import CacheError, UsageError
 
 ROWS = (
     Entry(
-        "1" * 32, "metadata.csv:2", (64, 96), {"prompt": "eine Größe\n,\u2028\x85", "seed": 7}, {"latents": "a" * 32}
+        "1" * 32, "metadata.csv:2", (64, 96), {"prompt": "eine Größe\n,\u2028\x85", "seed": 7}, {"latents": ["a" * 32]}
     ),
-    Entry("2" * 32, "metadata.csv:3", (64, 64), {"prompt": "", "seed": None}, {"latents": "b" * 32}, "NaN in latents"),
+    Entry(
+        "2" * 32,
+        "metadata.csv:3",
+        (64, 64),
+        {"prompt": "", "seed": None},
+        {"latents": ["b" * 32]},
+        fault="NaN in latents",
+    ),
 )
 
 

@@ -14,7 +14,8 @@ import torch
 from PIL import Image
 
 from dsplit.cache import shards as format_
-from dsplit.cache.manifest import Entry, Manifest, manifest_path, write_manifest
+from dsplit.cache.draft import write_manifest
+from dsplit.cache.manifest import Entry, Manifest, manifest_path
 from dsplit.cache.rows import CachedRows
 from dsplit.cache.status import run_status
 from dsplit.cache.store import Store, Writer
@@ -28,12 +29,12 @@ HEADER = {
     "task": "sft",
     "trainable": ["transformer"],
     "dtype": "float32",
+    "posterior": "mean",
     "units": {},
     "model": {"name": "", "files": {}, "sizes": {}},
     "columns": [],
-    "empty_prompt": {},
-    "posterior": "mean",
     "axes": {},
+    "empty_prompt": {},
 }
 VALUES = {f"{n:032x}": torch.full((3,), float(n)) for n in range(3)}
 
@@ -42,7 +43,7 @@ VALUES = {f"{n:032x}": torch.full((3,), float(n)) for n in range(3)}
 def small(tmp_path: Path) -> Path:
     """A cache of three rows with one value each, in one shard of less than 1 kB."""
     write_values(Store(tmp_path), VALUES)
-    rows = [Entry(key, f"data.csv:{n + 2}", (64, 64), {}, {"latents": key}) for n, key in enumerate(VALUES)]
+    rows = [Entry(key, f"data.csv:{n + 2}", (64, 64), {}, {"latents": [key]}) for n, key in enumerate(VALUES)]
     write_manifest(manifest_path(tmp_path, "default"), Manifest(HEADER, rows))
     return tmp_path
 
@@ -232,7 +233,7 @@ def test_no_cache_is_an_error_and_makes_none(tmp_path: Path, dsplit: Dsplit, opt
 
 
 def test_verify_of_many_rows_lists_some_and_counts_the_rest(small: Path, dsplit: Dsplit) -> None:
-    rows = [Entry(f"{n:032x}", f"data.csv:{n}", (64, 64), {}, {"latents": "f" * 32}) for n in range(30)]
+    rows = [Entry(f"{n:032x}", f"data.csv:{n}", (64, 64), {}, {"latents": ["f" * 32]}) for n in range(30)]
     write_manifest(manifest_path(small, "default"), Manifest(HEADER, rows))
     out = dsplit("cache", "--verify", "--out", small).out
     assert out.count("latents missing") == 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,28 @@ class Index(Database):
                 self.db.execute("UPDATE manifests SET whole = 0")
 
     @lasting
+    def holding(self, keys: Iterable[str]) -> set[Path]:
+        """The shards that hold some of `keys`."""
+        numbers: set[int] = set()
+        coming = map(bytes.fromhex, keys)
+        while part := list(islice(coming, ASKED)):
+            query = f"SELECT DISTINCT shard FROM entries WHERE key IN ({','.join('?' * len(part))})"
+            numbers.update(number for (number,) in self.db.execute(query, part))
+        return {path for number in numbers if (path := self._shards.get(number) or self._shard(number))}
+
+    @lasting
+    def seen(self) -> dict[Path, tuple[int | None, ...]]:
+        """Every shard, with its size, mtime, ctime and inode when it was read whole and found good (None if never)."""
+        query = "SELECT name, seen.size, seen.mtime, ctime, inode FROM shards LEFT JOIN seen ON shard = id"
+        return {self.folder / name: tuple(stamp) for name, *stamp in self.db.execute(query)}
+
+    @lasting
+    def note_seen(self, path: Path, stamp: tuple[int, ...]) -> None:
+        """Remembers what `seen` tells, until the shard is dropped."""
+        query = "INSERT OR REPLACE INTO seen SELECT id, ?, ?, ?, ? FROM shards WHERE name = ?"
+        self.db.execute(query, (*stamp, self._name(path)))
+
+    @lasting
     def unsound(self, *states: int) -> list[Path]:
         """The shards in one of `states`: UNREADABLE, BROKEN."""
         query = f"SELECT name FROM shards WHERE state IN ({','.join('?' * len(states))}) ORDER BY name"
@@ -199,6 +222,7 @@ class Index(Database):
                 if self.db.execute(LOST).fetchone()[0]:
                     self.db.execute("UPDATE manifests SET whole = 0")
                 self.db.execute("DELETE FROM entries WHERE shard IN gone")
+                self.db.execute("DELETE FROM seen WHERE shard IN gone")
                 self.db.execute("DELETE FROM shards WHERE id IN gone")
                 self.db.execute("DELETE FROM gone")
 

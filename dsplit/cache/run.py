@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import astuple
 from pathlib import Path
 from typing import Any
@@ -14,18 +13,17 @@ from dsplit.cache import ranks
 from dsplit.cache.estimate import value_bytes, warn_of_full_disk
 from dsplit.cache.files import claimed, remove_leftovers
 from dsplit.cache.holds import Hold, remove_old_holds
-from dsplit.cache.keys import Digests, content_digest
+from dsplit.cache.keys import content_digest
 from dsplit.cache.manifest import Manifest, manifest_path, refuse_foreign, write_manifest
 from dsplit.cache.plan import Call, Plan
 from dsplit.cache.preview import preview
 from dsplit.cache.stage1 import Stage1
+from dsplit.cache.stock import take_stock
 from dsplit.cache.store import Store
 from dsplit.cache.work import find_work, warn_of_cut_captions
-from dsplit.console import Progress, counted, say, warn
+from dsplit.console import counted, say, warn
 from dsplit.errors import CacheError, DataError, Problem
 from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
-
-MANY, STEP = 20_000, 1000  # values from which checking them shows progress, and how often
 
 
 def run_cache(
@@ -50,7 +48,11 @@ def run_cache(
 
     with ranks.together() as gather:
         store = Store(folder)
-        _take_stock(folder, store, plan, work.digests, gather)
+        if ranks.rank() == 0:
+            remove_leftovers(folder)
+            remove_old_holds(folder)
+            work.digests.save()
+        take_stock(store, plan.values, gather)
         if ranks.rank() == 0:
             write_manifest(path, work.manifest)
         gather(None)  # from here on `--gc` spares what the manifest names; what it took before is missing
@@ -88,29 +90,6 @@ def run_cache(
     hold.let_go()
     result["seconds"] = round(time.monotonic() - started, 3)
     return result
-
-
-def _take_stock(folder: Path, store: Store, plan: Plan, digests: Digests, gather: ranks.Gather) -> None:
-    """Clears away what dead runs left, and takes damaged values for missing ones."""
-    if ranks.rank() == 0:
-        remove_leftovers(folder)
-        remove_old_holds(folder)
-        digests.save()
-    for path in store.damaged:
-        warn(f"{path}: damaged; its values will be encoded again")
-    present = sorted(key for key in plan.values if key in store)
-    share = present[ranks.rank() :: ranks.world()]
-    found: list[tuple[str, Path]] = []
-    with Progress("checking", len(share), "values") if len(share) > MANY else nullcontext() as progress:
-        for start in range(0, len(share), STEP):
-            found += store.damaged_values(share[start : start + STEP])
-            if progress:
-                progress.advance(len(share[start : start + STEP]))
-    told = [(key, str(path)) for key, path in found]
-    for damaged in gather(told):  # all have looked before the first one writes
-        store.forget_values([(key, Path(path)) for key, path in damaged])
-        for key, path in damaged:
-            warn(f"{path}: the value {key} is damaged; it will be encoded again")
 
 
 def _encode(

@@ -169,7 +169,7 @@ class _Maker:
             if not all(name in keys for name in unit.inputs):
                 continue
             if variants:
-                choices = self._choices(unit, variants)
+                choices: Sequence[Choice] = self._choices(unit, variants)
                 made = [call_keys.of(self._inputs(unit, keys, variants, choice)) for choice in choices]
             else:
                 choices, made = FIRST, [call_keys.of([keys[name][0] for name in unit.inputs])]

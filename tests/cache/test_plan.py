@@ -20,7 +20,6 @@ from dsplit.cache.plan import Call, Job, groups, jobs_of
 from dsplit.cache.stage1 import Stage1
 from dsplit.cache.store import Store
 from dsplit.dataset import Row
-from dsplit.dataset.rows import View
 from dsplit.errors import UsageError
 from dsplit.models import load_image
 from dsplit.models.locate import locate

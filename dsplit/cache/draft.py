@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
+import weakref
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
@@ -13,6 +14,7 @@ from typing import IO, overload
 
 from dsplit.cache.files import write_file
 from dsplit.cache.manifest import Entry, Manifest, entry_line, entry_of, head_of, span_of
+from dsplit.cache.rowtable import Ids
 from dsplit.errors import CacheError
 
 TOGETHER = 1000  # rows read with one another
@@ -27,6 +29,7 @@ class Draft(Sequence[Entry]):
 
     def __init__(self, entries: Iterable[Entry] = ()) -> None:
         self._file: IO[bytes] = tempfile.TemporaryFile(prefix="dsplit-")  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
         self._ends = array("Q")
         self._ids = bytearray()
         self._hash = hashlib.blake2b(digest_size=16)
@@ -52,6 +55,11 @@ class Draft(Sequence[Entry]):
     def digest(self) -> str:
         self._write()
         return self._hash.hexdigest()
+
+    @property
+    def ids(self) -> Ids:
+        """The ids of the rows."""
+        return Ids(bytes(self._ids))
 
     def __len__(self) -> int:
         return len(self._ends)

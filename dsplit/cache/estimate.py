@@ -4,46 +4,49 @@ from __future__ import annotations
 
 import math
 import shutil
+from bisect import bisect
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache as remembered
 from pathlib import Path
 from typing import Any
 
-from dsplit.cache.plan import Call
+from dsplit.cache.calls import Calls
+from dsplit.cache.plan import text_bytes
 from dsplit.console import warn
 from dsplit.models.model import Model
 from dsplit.models.weights import header
 from dsplit.shapes import DTYPE_BYTES, evaluate, ragged_axis
 
-CHARACTERS_PER_TOKEN = 4.5  # of English captions, where no tokenizer counts them
+BYTES_PER_TOKEN = 4.5  # of English captions, where no tokenizer counts them
+NEAR = 20  # on either side, of the counted captions that stand for one of their length
+COUNTED = 2000  # captions whose tokens are counted; of more, the others are taken to be like these
 TABLE_BYTES = 150  # per value, in the header of its shard
 
 
 def value_bytes(
-    calls: Iterable[Call], names: Mapping[str, Any], dtype: str, tokens: Callable[[str], int] | None = None
+    calls: Calls, names: Mapping[str, Any], dtype: str, tokens: Callable[[str], int] | None = None
 ) -> Counter[str]:
     """The bytes that the values of `calls` take, per unit, by the units' shape formulas.
 
-    names: config fields that the formulas read. tokens: the length of a caption; without it, texts are taken for
-    English.
+    names: config fields that the formulas read. tokens: the length of a caption, which is asked for a few thousand of
+    them; without it, texts are taken for English.
     """
     total: Counter[str] = Counter()
-    for call in calls:
-        unit = call.job.unit
-        width, height = call.row.size if call.row else (0, 0)
-        known = {**names, "H": height, "W": width, "F": 1}
-        if any(ragged_axis(unit.shapes.get(output, "")) is not None for output in call.job.stored):
-            known["L"] = max((tokens or _guess)(text) for text in _texts(call))
-        for output in call.job.stored:
-            kind = unit.dtypes.get(output, "float")
-            count = math.prod(evaluate(unit.shapes.get(output, ""), known))
-            total[unit.identity] += count * DTYPE_BYTES[dtype if kind == "float" else kind]
+    for some in calls.by_job().values():
+        unit, stored = some[0].job.unit, some[0].job.stored
+        for (width, height), length, n in _sizes(some, tokens):
+            known = {**names, "H": height, "W": width, "F": 1, "L": length}
+            for output in stored:
+                kind = unit.dtypes.get(output, "float")
+                count = math.prod(evaluate(unit.shapes.get(output, ""), known))
+                total[unit.identity] += n * count * DTYPE_BYTES[dtype if kind == "float" else kind]
     return total
 
 
-def file_bytes(calls: Iterable[Call], values: int) -> int:
+def file_bytes(calls: Calls, values: int) -> int:
     """The bytes of the shards in which the values of `calls`, `values` bytes of them, will lie."""
-    return values + TABLE_BYTES * sum(len(call.keys) for call in calls)
+    return values + TABLE_BYTES * calls.value_count
 
 
 def component_bytes(model: Model, name: str, dtype: str) -> int:
@@ -76,13 +79,35 @@ def warn_of_full_disk(folder: Path, size: int) -> None:
         )
 
 
-def _texts(call: Call) -> list[str]:
-    texts = [str(v) for k, v in call.row.columns.items() if k in call.job.columns] if call.row else []
-    return texts or [""]
+def _sizes(calls: Calls, tokens: Callable[[str], int] | None) -> Iterator[tuple[tuple[int, int], int, int]]:
+    """Target size (W, H), tokens of the caption, and how many of the calls of a job have these."""
+    job = calls[0].job
+    if all(ragged_axis(job.unit.shapes.get(output, "")) is None for output in job.stored):
+        yield from ((size, 0, n) for (size, _), n in calls.shapes().items())
+    elif tokens and len(calls) <= COUNTED:
+        for call in calls:
+            yield call.row.size if call.row else (0, 0), max(map(tokens, call.texts)), 1
+    else:
+        length = _neighbours(calls, tokens) if tokens else _guess
+        yield from ((size, length(bytes_), n) for (size, bytes_), n in calls.shapes().items())
 
 
-def _guess(text: str) -> int:
-    return 5 + math.ceil(len(text) / CHARACTERS_PER_TOKEN)
+def _neighbours(calls: Calls, tokens: Callable[[str], int]) -> Callable[[int], int]:
+    """The tokens of a caption of so many bytes, as those of about this length among some that are counted."""
+    step = math.ceil(len(calls) / COUNTED)
+    texts = sorted((max(call.texts, key=len) for call in calls[::step]), key=text_bytes)
+    lengths, counts = [text_bytes(text) for text in texts], [tokens(text) for text in texts]
+
+    def length(bytes_: int) -> int:
+        place = bisect(lengths, bytes_)
+        near = counts[max(place - NEAR, 0) : place + NEAR]
+        return round(sum(near) / len(near))
+
+    return remembered(length)
+
+
+def _guess(bytes_: int) -> int:
+    return 5 + math.ceil(bytes_ / BYTES_PER_TOKEN)
 
 
 def _tensor_bytes(tensor: Mapping[str, Any], dtype: str) -> int:

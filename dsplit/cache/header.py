@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dsplit.cache.keys import below, code_version, digest_of, file_digest
-from dsplit.cache.plan import Planner
+from dsplit.cache.planner import Planner
 from dsplit.errors import CacheError
 from dsplit.models.model import Model
 from dsplit.recipe import DataOptions, ModelOptions, stated

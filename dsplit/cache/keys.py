@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +26,7 @@ CHUNK = 1 << 20
 FRESH_SECONDS = 2.0  # a file that changed this recently may change again without a new time stamp
 NOTEWORTHY_BYTES = 500_000_000  # hashing less than this takes no time that needs a progress display
 MEMORY = "digests.json"
+KEY_LENGTH = (32).to_bytes(8, "little").decode()  # as it stands before a key in what is hashed
 
 Stamp = tuple[int, int, int, int]  # size, mtime_ns, ctime_ns, inode
 S = TypeVar("S", bound=Source)
@@ -33,29 +34,42 @@ S = TypeVar("S", bound=Source)
 
 def key_of(*parts: str) -> str:
     """32 hex digits: blake2b over `parts`, each with its length before it, so that no two lists run together."""
-    digest = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass")
-        digest.update(len(data).to_bytes(8, "little") + data)
-    return digest.hexdigest()
+    return hashlib.blake2b(b"".join(map(_part, parts)), digest_size=16).hexdigest()
 
 
 def text_key(value: Any) -> str:
-    """The key of a text, a number, a size or nothing; `7`, `7.0` and `"7"` have different keys."""
+    """The key of a text, a number, a size, a list or nothing; `7`, `7.0` and `"7"` have different keys."""
     return key_of(type(value).__name__, json.dumps(value))
 
 
+class CallKeys:
+    """Keys of the calls of one unit; what they have in common is hashed once. Arguments as for `call_key`."""
+
+    def __init__(self, unit: Unit, components: Mapping[str, str], dtype: str, rows: int = 1) -> None:
+        used = [part for name in unit.components for part in (name, components[name])]
+        shared = ["rows", str(rows)] if rows > 1 else []
+        parts = ["unit", unit.identity, code_version(unit), "components", *used, "dtype", dtype, *shared, "inputs"]
+        self._start = hashlib.blake2b(b"".join(map(_part, parts)), digest_size=16)
+        self._names = [_part(unit.parameters.get(name, name)).decode() + KEY_LENGTH for name in unit.inputs]
+
+    def of(self, inputs: Iterable[str]) -> str:
+        """The key of a call, by those of its inputs in declared order."""
+        digest = self._start.copy()
+        digest.update("".join([part for named in zip(self._names, inputs, strict=True) for part in named]).encode())
+        return digest.hexdigest()
+
+
 def call_key(unit: Unit, inputs: Mapping[str, str], components: Mapping[str, str], dtype: str, rows: int = 1) -> str:
-    """The key of running `unit` once: its code's version, the keys of its inputs, component digests, dtype.
+    """The key of running `unit` once: its code's version, component digests, dtype, the keys of its inputs.
 
     rows: how many of them share a forward pass, which moves the last bits of a value; one is no part of the key.
     """
-    read = [part for name in unit.inputs for part in (unit.parameters.get(name, name), inputs[name])]
-    used = [part for name in unit.components for part in (name, components[name])]
-    shared = ["rows", str(rows)] if rows > 1 else []
-    return key_of(
-        "unit", unit.identity, code_version(unit), "inputs", *read, "components", *used, "dtype", dtype, *shared
-    )
+    return CallKeys(unit, components, dtype, rows).of(inputs[name] for name in unit.inputs)
+
+
+def _part(text: str) -> bytes:
+    data = text.encode("utf-8", "surrogatepass")
+    return len(data).to_bytes(8, "little") + data
 
 
 def code_version(unit: Unit) -> str:
@@ -78,7 +92,13 @@ def _source_digest(source: str) -> str:
 
 def output_key(call: str, unit: Unit, output: str) -> str:
     """The key of one output of a call; equal for all uses of a unit, whatever they name the output."""
-    return key_of(call, unit.stored_name(output))
+    text = KEY_LENGTH + call + _text_part(unit.stored_name(output))  # as key_of has it, but there may be millions
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@functools.cache
+def _text_part(text: str) -> str:
+    return _part(text).decode()
 
 
 class Digests:
@@ -218,9 +238,12 @@ def file_keys(files: Mapping[S, str], digests: Digests) -> dict[S, str]:
     return keys
 
 
-def content_digest(entries: Sequence[tuple[str, str, str, int]]) -> str:
-    """The digest of a cached data set over its (row id, value name, key, checksum), in whatever order it was made."""
-    return key_of(*(part for entry in sorted(entries) for part in map(str, entry)))
+def content_digest(values: Iterable[tuple[str, str, str, int]]) -> str:
+    """The digest of a cached data set over its (row id, value name, key, checksum), which come sorted."""
+    digest = hashlib.blake2b(digest_size=16)
+    for value in values:
+        digest.update(b"".join(map(_part, map(str, value))))
+    return digest.hexdigest()
 
 
 def below(path: Path, folder: Path) -> str:

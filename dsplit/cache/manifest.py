@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -18,12 +18,14 @@ from typing import IO, Any
 
 from dsplit.cache.keys import key_of
 from dsplit.cache.shards import KEY
+from dsplit.dataset.rows import Choice
 from dsplit.errors import CacheError, UsageError
 
 FORMAT = 3
 CHUNK = 1 << 20
 AGAIN = "run `dsplit cache` again"
 FAULTS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of JSON that is not what it should be
+Axes = Mapping[str, Sequence[str]]  # per value, the columns with variants that it depends on
 OPTIONAL = ("variants", "fault")  # fields of a row that are left out where they are empty
 _JSON = json.JSONEncoder(ensure_ascii=False)  # made once: there may be ten million rows
 FOREIGN = (".pth", ".pt")  # what the reference's stage 1 writes
@@ -49,6 +51,10 @@ class Entry:
     variants: Mapping[str, int] = field(default_factory=dict)
     fault: str = ""
 
+    def key(self, value: str, axes: Iterable[str], choice: Choice) -> str:
+        """The key of a value that depends on `axes`, with the variants chosen; of the first where nothing is chosen."""
+        return self.keys[value][number(axes, self.variants, choice)]
+
     @property
     def all_keys(self) -> Iterator[str]:
         """The keys of all its values, in all variants."""
@@ -68,6 +74,18 @@ def manifest_path(folder: Path, name: str) -> Path:
     if not re.fullmatch(r"[\w-][\w. -]*", name):
         raise UsageError(f"--name '{name}': use letters, digits, '-', '_' and '.'")
     return folder / "manifests" / f"{name}.jsonl"
+
+
+def number(axes: Iterable[str], variants: Mapping[str, int], choice: Choice) -> int:
+    """The place of the chosen variant among those of a value that depends on `axes`; the last axis runs fastest.
+
+    variants: how many there are per axis that has several.
+    """
+    place = 0
+    for axis in axes:
+        if axis in variants:
+            place = place * variants[axis] + (choice.get(axis) or 0)
+    return place
 
 
 def head_of(header: Mapping[str, Any], rows: int, digest: str) -> bytes:

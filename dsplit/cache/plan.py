@@ -1,18 +1,11 @@
-"""Plans stage 1: which values the rows want, under which keys, and which calls of which units make them. No torch."""
+"""What stage 1 runs: the jobs of a split, calls of them, and what is in memory together. No torch here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dsplit.cache.keys import call_key, output_key, text_key
-from dsplit.cache.manifest import Entry
-from dsplit.cache.together import rows_of
-from dsplit.dataset.packed import Source
-from dsplit.errors import Problem
-from dsplit.models.family import ModelFamily, Task
 from dsplit.units import Split, Unit
 
 if TYPE_CHECKING:
@@ -26,7 +19,8 @@ class Job:
     """A unit of stage 1 whose outputs are stored.
 
     before: the units that must run first for each row, since nobody stores what they make. stored: the outputs that
-    cross to stage 2. read: the values that come from the store. columns: what the job reads from the data set.
+    cross to stage 2. read: the values that come from the store. columns: what the job reads from the data set. lineage,
+    sources: all units that make its values, and the columns that they start from, whatever is stored between.
     """
 
     unit: Unit
@@ -34,6 +28,13 @@ class Job:
     stored: tuple[str, ...]
     read: tuple[str, ...]
     columns: frozenset[str]
+    lineage: tuple[Unit, ...] = ()
+    sources: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> tuple[str, ...]:
+        """The columns with variants that its values depend on."""
+        return axes_among(self.sources)
 
     @property
     def components(self) -> frozenset[str]:
@@ -55,116 +56,10 @@ class Call:
     given: Mapping[str, str]
 
     @property
-    def share(self) -> int:
-        """A number that spreads calls evenly over processes, the same in each of them."""
-        return int(self.key[:12], 16)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """entries: the rows as in the manifest. calls: every distinct call, by key. empty: the keys of the empty prompt."""
-
-    entries: tuple[Entry, ...]
-    calls: Mapping[str, Call]
-    empty: Mapping[str, str] = field(default_factory=dict)
-
-    @cached_property
-    def values(self) -> frozenset[str]:
-        """The keys of all values that this data set refers to."""
-        return frozenset(key for call in self.calls.values() for key in call.keys.values())
-
-    @cached_property
-    def _users(self) -> Mapping[str, list[Entry]]:
-        users: dict[str, list[Entry]] = {}
-        for entry in self.entries:
-            for key in entry.all_keys:
-                users.setdefault(key, []).append(entry)
-        return users
-
-    def missing(self, present: Any) -> list[Call]:
-        """The calls of which some value is not in `present`."""
-        return [c for c in self.calls.values() if any(key not in present for key in c.keys.values())]
-
-    def with_faults(self, problems: Mapping[str, Sequence[Problem]]) -> tuple[Entry, ...]:
-        """The entries, those of rows that could not be encoded with the reason; `problems` by call key."""
-        faults = {p.where: p.what for found in problems.values() for p in found}
-        return tuple(replace(entry, fault=faults.get(entry.place, "")) for entry in self.entries)
-
-    def using(self, call: Call) -> list[Entry]:
-        """The rows that need a value of `call`."""
-        found = {entry.id: entry for key in call.keys.values() for entry in self._users.get(key, [])}
-        return list(found.values())
-
-
-class Planner:
-    """Makes the keys and calls of rows for one family, task and set of trained components."""
-
-    def __init__(
-        self,
-        family: ModelFamily,
-        task: Task,
-        trainable: tuple[str, ...],
-        posterior: str = "mean",
-        encode_batch: int = 1,
-    ) -> None:
-        self.task, self.posterior, self.encode_batch, self._family = task, posterior, encode_batch, family
-        self.trainable = trainable or family.trainable
-        self.split = family.split(task, trainable, posterior=posterior)
-        self._guided = self.split
-        if task.negative_if:
-            self._guided = family.split(task, trainable, negative=True, posterior=posterior)
-        self.axes = {n: a for s in (self._guided, self.split) for n, a in axes_of(s).items()}
-        self._jobs = {id(s): jobs_of(s) for s in (self.split, self._guided)}
-
-    @property
-    def components(self) -> dict[str, str]:
-        """The components that stage 1 loads, each with a unit that needs it."""
-        return {c: u.name for u in reversed(self.split.stage1) for c in u.components}
-
-    @property
-    def columns(self) -> tuple[str, ...]:
-        """The columns that stage 1 reads; of files among them, the bytes enter the keys."""
-        return self._guided.stage1_columns
-
-    def split_of(self, row: Row) -> Split:
-        """The split that holds for `row`: with the negative prompt only if the row needs it."""
-        return self._guided if self.task.negative_if and self.task.negative_if(row.columns) else self.split
-
-    def plan(self, rows: Sequence[Row], files: Mapping[Source, str], components: Mapping[str, str], dtype: str) -> Plan:
-        """The plan for `rows`, given the keys of their files and the digests of the components."""
-        calls: dict[str, Call] = {}
-        entries = []
-        for row in rows:
-            split = self.split_of(row)
-            keys = {name: text_key(value) for name, value in row.columns.items() if name not in row.files}
-            keys |= {name: files[path] for name, path in row.files.items() if path in files}
-            keys |= {"size": text_key(row.size), "view": text_key(list(row.view))}
-            wanted: dict[str, str] = {}
-            for call in self._calls(split, keys, components, dtype, row):
-                calls.setdefault(call.key, call)
-                wanted |= call.keys
-            crossing = {name: row.columns[name] for name in split.columns if name in row.columns}
-            read = {name: keys[name] for name in split.stage1_columns if name in keys and name != "size"}
-            entries.append(Entry(row.id, row.place, row.size, crossing, {n: [k] for n, k in wanted.items()}, read))
-        empty: dict[str, str] = {}  # jobs that read the prompt alone: prompt dropout and guidance need them
-        for call in self._calls(self.split, {"prompt": text_key("")}, components, dtype, None):
-            calls.setdefault(call.key, call)
-            empty |= call.keys
-        return Plan(tuple(entries), calls, empty)
-
-    def _calls(
-        self, split: Split, columns: Mapping[str, str], components: Mapping[str, str], dtype: str, row: Row | None
-    ) -> Iterator[Call]:
-        keys, made = dict(columns), {}
-        for unit in split.stage1:
-            if all(name in keys for name in unit.inputs):
-                rows = rows_of(unit, self._family, self.encode_batch)
-                made[unit.name] = call_key(unit, keys, components, dtype, rows)
-                keys |= {o: output_key(made[unit.name], unit, o) for o in unit.outputs}
-        for job in self._jobs[id(split)]:
-            if job.unit.name in made:
-                stored = {name: keys[name] for name in job.stored}
-                yield Call(made[job.unit.name], job, row, stored, {name: keys[name] for name in job.read})
+    def texts(self) -> list[str]:
+        """The texts that it reads from the data set."""
+        row = self.row
+        return texts_of(row, self.job.columns) if row else [""]
 
 
 def jobs_of(split: Split) -> list[Job]:
@@ -176,21 +71,30 @@ def jobs_of(split: Split) -> list[Job]:
         if stored:
             before, sources = _before(unit, makers, split.boundary)
             read = tuple(v for v in sources if v in split.boundary)
-            jobs.append(Job(unit, before, stored, read, frozenset(v for v in sources if v not in makers)))
+            columns = frozenset(v for v in sources if v not in makers)
+            lineage, start = _before(unit, makers, ())
+            jobs.append(Job(unit, before, stored, read, columns, (*lineage, unit), tuple(start)))
     return jobs
 
 
 def axes_of(split: Split) -> dict[str, tuple[str, ...]]:
-    """Per value that crosses to stage 2, and per column that does, those of `AXES` that it depends on, if any."""
+    """Per value of stage 1, stored or not, and per column that crosses, those of `AXES` that it depends on."""
     makers = {o: u for u in split.stage1 for o in u.outputs}
-    columns = {v: set(_before(makers[v], makers, ())[1]) for v in split.boundary} | {v: {v} for v in split.columns}
-    return {v: axes for v, read in columns.items() if (axes := tuple(axis for axis in AXES if axis in read))}
+    return {v: axes_among(_before(u, makers, ())[1]) for v, u in makers.items()} | {
+        name: axes_among([name]) for name in split.columns
+    }
 
 
-def ancestry(call: Call, split: Split) -> tuple[list[Unit], list[str]]:
-    """All units that make the values of `call`, and the columns that they start from, whatever is stored between."""
-    before, columns = _before(call.job.unit, {o: u for u in split.stage1 for o in u.outputs}, ())
-    return [*before, call.job.unit], columns
+def axes_among(columns: Iterable[str]) -> tuple[str, ...]:
+    """Those of `AXES` that are among `columns`, in their order."""
+    found = set(columns)
+    return tuple(axis for axis in AXES if axis in found)
+
+
+def texts_of(row: Row, columns: Iterable[str]) -> list[str]:
+    """The texts of these columns in `row`; paths of files are none."""
+    values = (row.columns.get(name) for name in columns if name not in row.files)
+    return [value for value in values if isinstance(value, str)] or [""]
 
 
 def _before(unit: Unit, makers: Mapping[str, Unit], stored: Sequence[str]) -> tuple[tuple[Unit, ...], list[str]]:
@@ -208,15 +112,17 @@ def _before(unit: Unit, makers: Mapping[str, Unit], stored: Sequence[str]) -> tu
     return tuple(before.values()), list(sources)
 
 
-def groups(calls: Iterable[Call], files: Iterable[str]) -> list[list[list[Call]]]:
-    """The calls as they are run: per set of components, per job; a job comes after those whose values it reads.
+def text_bytes(text: str) -> int:
+    """The length of a text in UTF-8."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
+def groups(jobs: Mapping[str, Sequence[Call]], files: Iterable[str]) -> list[list[Sequence[Call]]]:
+    """The calls, given per job, as they are run: per set of components; a job comes after those whose values it reads.
 
     Jobs that need none of the file columns `files` (captions) come first, so that the text encoder is gone before the
     pictures' turn.
     """
-    jobs: dict[str, list[Call]] = {}
-    for call in calls:
-        jobs.setdefault(call.job.unit.name, []).append(call)
     makers = {value: batch[0].job for batch in jobs.values() for value in batch[0].job.stored}
     pictures = frozenset(files)
 
@@ -225,7 +131,7 @@ def groups(calls: Iterable[Call], files: Iterable[str]) -> list[list[list[Call]]
         late = bool(job.columns & pictures) or any(b[0] for b in before)
         return late, 1 + max((b[1] for b in before), default=0)
 
-    result: list[list[list[Call]]] = []
+    result: list[list[Sequence[Call]]] = []
     for batch in sorted(jobs.values(), key=lambda batch: rank(batch[0].job)):
         job = batch[0].job
         earliest = max((k for k, g in enumerate(result) for b in g if set(b[0].job.stored) & set(job.read)), default=0)

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import cache as remembered
 from pathlib import Path
 from typing import Any
 
+from dsplit.cache.calls import Calls
 from dsplit.cache.draft import manifest_bytes
+from dsplit.cache.earlier import Earlier
 from dsplit.cache.estimate import component_bytes, file_bytes, free_bytes, value_bytes, warn_of_full_disk
-from dsplit.cache.header import check_header
-from dsplit.cache.manifest import Manifest, read_manifest
-from dsplit.cache.plan import Call, groups
+from dsplit.cache.plan import groups
 from dsplit.cache.reasons import reasons
 from dsplit.cache.store import Store
 from dsplit.cache.work import Work, buckets, find_work, warn_of_cut_captions
@@ -36,7 +36,7 @@ def preview(
     store = Store(folder)
     for path in store.damaged:
         warn(f"{path}: damaged; its values count as missing")
-    missing = work.plan.missing(store)
+    missing = work.plan.missing(store.present)
     if missing:  # else no tokenizer is at hand, and the run that made the values has told
         warn_of_cut_captions(work, store)
     sizes = value_bytes(missing, work.model.names(), work.dtype, _counter(work, missing))
@@ -65,30 +65,29 @@ def preview(
     return result
 
 
-def _counts(work: Work, missing: Sequence[Call], sizes: Counter[str]) -> dict[str, dict[str, int]]:
-    wanted = Counter(call.job.unit.identity for call in work.plan.calls.values())
-    todo = Counter(call.job.unit.identity for call in missing)
+def _counts(work: Work, missing: Calls, sizes: Counter[str]) -> dict[str, dict[str, int]]:
+    wanted, todo = work.plan.calls.counts(), missing.counts()
     return {
         unit: {"wanted": n, "there": n - todo[unit], "to_encode": todo[unit], "bytes": sizes[unit]}
         for unit, n in wanted.items()
     }
 
 
-def _memory(work: Work, missing: Sequence[Call]) -> dict[str, int]:
+def _memory(work: Work, missing: Calls) -> dict[str, int]:
     """The weights that the missing values need, in the order in which they are loaded; all at once: `peak`."""
     files = {c.name for c in work.model.family.columns if c.kind == "file"}
-    together = [sorted(group[0][0].job.components) for group in groups(missing, files)]
+    together = [sorted(group[0][0].job.components) for group in groups(missing.by_job(), files)]
     names = [name for group in together for name in group if work.model.family.component(name).weights]
     memory = {name: component_bytes(work.model, name, work.dtype) for name in names}
     return {**memory, "peak": max((sum(memory.get(n, 0) for n in group) for group in together), default=0)}
 
 
-def _counter(work: Work, missing: Sequence[Call]) -> Callable[[str], int] | None:
+def _counter(work: Work, missing: Calls) -> Callable[[str], int] | None:
     """How many tokens of a caption count, by the family's tokenizer; None if no caption is missing."""
     family = work.model.family
     count, limit = family.token_count, family.token_limit
     light = {c.name for c in family.components if not c.weights}
-    needed = {name for call in missing for name in call.job.components if name in light}
+    needed = {name for job in missing.jobs for name in job.components if name in light}
     if count is None or not needed:
         return None
     import torch
@@ -103,14 +102,12 @@ def _counter(work: Work, missing: Sequence[Call]) -> Callable[[str], int] | None
     return tokens
 
 
-def _earlier(path: Path) -> Manifest | None:
+def _earlier(path: Path) -> Earlier | None:
     """The manifest that will be replaced, if there is one that can be read."""
     if not path.is_file():
         return None
     try:
-        manifest = read_manifest(path)
-        check_header(path, manifest.header)
-        return manifest
+        return Earlier(path)
     except CacheError as error:
         warn(f"{error}; so --why has nothing to compare with")
         return None

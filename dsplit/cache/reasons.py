@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from array import array
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import PurePath
-from typing import Any
 
+from dsplit.cache.calls import NO_ROW, Calls, KeySet
+from dsplit.cache.earlier import Earlier, Match
 from dsplit.cache.keys import code_version
-from dsplit.cache.manifest import Entry, Manifest
-from dsplit.cache.plan import Call, ancestry
+from dsplit.cache.manifest import Entry
 from dsplit.cache.together import rows_of
 from dsplit.cache.work import Work
 from dsplit.units import Unit
@@ -31,53 +31,74 @@ class Reason:
     rows: list[str] = field(default_factory=list)
 
 
-def reasons(work: Work, missing: Iterable[Call], old: Manifest | None) -> list[Reason]:
+def reasons(work: Work, missing: Calls, old: Earlier | None) -> list[Reason]:
     """Why each of the `missing` calls has to be made; calls with equal reasons together, the most frequent first.
 
     old: what the cache says so far under the same name.
     """
     found: dict[tuple[str, tuple[str, ...]], Reason] = {}
-    compare = _Comparison(work, old) if old else None
-    for call in missing:
-        users = work.plan.using(call)
-        unit, changed = call.job.unit.identity, compare.changed(call, users) if compare else (FIRST,)
+    compare = _Comparison(work, missing, old) if old else None
+    table = missing.table
+    for number in missing.numbers:
+        unit, changed = table.job(number).unit.identity, compare.changed(number) if compare else (FIRST,)
         reason = found.setdefault((unit, changed), Reason(unit, changed))
         reason.values += 1
         if len(reason.rows) < EXAMPLES:
-            reason.rows.append(users[0].place if users else "the empty prompt")
+            i = table.row_of[number]
+            reason.rows.append("the empty prompt" if i == NO_ROW else table.entries[i].place)
     return sorted(found.values(), key=lambda r: (-r.values, r.unit, r.changed))
 
 
 class _Comparison:
     """The plan of now against an earlier manifest."""
 
-    def __init__(self, work: Work, old: Manifest) -> None:
-        self._work, self._old = work, old
+    def __init__(self, work: Work, missing: Calls, old: Earlier) -> None:
+        self._work, self._old, self._table = work, old, missing.table
         self._files = {column.name for column in work.model.family.columns if column.kind == "file"}
-        self._known = {key for row in old.rows for key in row.all_keys} | set(old.header["empty_prompt"].values())
-        self._before = match(work.plan.entries, old.rows, self._files)
+        self._before = Match(self._table.entries, old, self._files)
         self._shared: dict[str, list[str]] = {}
+        self._later = self._later_users(missing)
 
-    def changed(self, call: Call, users: Sequence[Entry]) -> tuple[str, ...]:
-        """The parts of the call's key that changed; or the one thing that says it all."""
-        if all(key in self._known for key in call.keys.values()):
+    def changed(self, number: int) -> tuple[str, ...]:
+        """The parts of the key of this call that changed; or the one thing that says it all."""
+        table, job = self._table, self._table.job(number)
+        if self._lost(number):
             return (LOST,)
-        split = self._work.planner.split_of(call.row) if call.row else self._work.planner.split
-        units, columns = ancestry(call, split)
-        name = call.job.unit.name
+        name = job.unit.name
         if name not in self._shared:
             self._shared[name] = [
-                *(line for unit in units for line in self._code(unit)),
-                *self._components({c for u in units for c in u.components}),
+                *(line for unit in job.lineage for line in self._code(unit)),
+                *self._components({c for u in job.lineage for c in u.components}),
                 *self._dtype(),
-                *self._rows(units),
+                *self._rows(job.lineage),
             ]
-        if not call.row:
+        i = table.row_of[number]
+        if i == NO_ROW:
             return tuple(self._shared[name]) or (NEW_VALUE,)
-        pairs = [(entry, self._before[entry.id]) for entry in users if entry.id in self._before]
-        if not pairs:
+        i = self._later.get(number, i)
+        before = self._before[i]
+        if before is None:
             return (NEW_ROW,)
-        return (*self._columns(*pairs[0], columns), *self._shared[name]) or (NEW_VALUE,)
+        columns = self._columns(table.entries[i], self._old[before], job.sources)
+        return (*columns, *self._shared[name]) or (NEW_VALUE,)
+
+    def _lost(self, number: int) -> bool:
+        return all(key in self._old.known for key in self._table.value_keys(number))
+
+    def _later_users(self, missing: Calls) -> dict[int, int]:
+        """Of calls whose first row is new, the first row that is not, if there is one."""
+        table, open_, numbers = self._table, KeySet(), array("I")
+        for number in missing.numbers:
+            i = table.row_of[number]
+            if i != NO_ROW and self._before[i] is None and not self._lost(number):
+                open_.add(table.value_keys(number)[0])
+                numbers.append(number)
+        found: dict[int, int] = {}
+        for i, keys in self._work.plan.using(open_):
+            if self._before[i] is not None:
+                for key in keys:
+                    found.setdefault(numbers[open_.find(key) or 0], i)
+        return found
 
     def _columns(self, entry: Entry, before: Entry, columns: Iterable[str]) -> list[str]:
         found = []
@@ -85,9 +106,16 @@ class _Comparison:
             if name == "size":
                 if entry.size != before.size:
                     found.append("size")
+            elif name == "view" and entry.size != before.size and not self._windows_changed():
+                pass  # it follows from the size
             elif entry.inputs.get(name) != before.inputs.get(name):
                 found.append(f"{name} (source bytes)" if name in self._files else name)
         return found
+
+    def _windows_changed(self) -> bool:
+        """True if --flip or --crops are not what they were."""
+        now, before = (m.header["data"] for m in (self._work.manifest, self._old))
+        return any(now.get(name) != before.get(name) for name in ("flip", "crops"))
 
     def _code(self, unit: Unit) -> list[str]:
         before = self._old.header["units"].get(unit.identity, "").split()
@@ -110,36 +138,6 @@ class _Comparison:
         now = self._work.planner.encode_batch
         changed = any(rows_of(unit, family, before) != rows_of(unit, family, now) for unit in units)
         return [f"encode_batch: {before} -> {now}"] if changed else []
-
-
-def match(rows: Iterable[Entry], old: Iterable[Entry], files: set[str]) -> dict[str, Entry]:
-    """By id of a row, the old row that it was before it was edited.
-
-    That is the one with the same id, else one with the same source files, else one at the same place with a part in
-    common. Each old row is taken once.
-    """
-    rows = list(rows)
-    left = {entry.id: entry for entry in old}
-    found = {row.id: left.pop(row.id) for row in rows if row.id in left}
-
-    def take(key: Any, agree: Any) -> None:
-        waiting: dict[Any, list[Entry]] = {}
-        for entry in reversed(left.values()):
-            waiting.setdefault(key(entry), []).append(entry)
-        for row in rows:
-            if row.id not in found and (those := waiting.get(key(row))) and agree(row, those[-1]):
-                found[row.id] = left.pop(those.pop().id)
-
-    take(lambda entry: _only(entry.inputs, files), lambda row, _: bool(_only(row.inputs, files)))
-    take(
-        lambda entry: PurePath(entry.place).name,
-        lambda row, before: bool(set(row.inputs.items()) & set(before.inputs.items())),
-    )
-    return found
-
-
-def _only(inputs: Mapping[str, str], names: set[str]) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, key) for name, key in inputs.items() if name in names))
 
 
 def _file_changes(component: str, now: Mapping[str, str], before: Mapping[str, str]) -> list[str]:

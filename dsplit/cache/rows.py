@@ -111,15 +111,12 @@ class CachedRows:
 
     def _key(self, row: Entry, name: str, choice: Choice) -> str:
         """The key of a value of `row` for the variants chosen. Raises CacheError if the empty prompt has none."""
-        number = 0
-        for axis in self.header["axes"].get(name, ()):
-            if (chosen := choice.get(axis, 0)) is None:
-                if name in self.header["empty_prompt"]:
-                    return self.header["empty_prompt"][name]
-                raise CacheError("the cache has none for the empty prompt, since it depends on other columns too")
-            if axis in row.variants:
-                number = number * row.variants[axis] + chosen
-        return row.keys[name][number]
+        axes = self.header["axes"].get(name, ())
+        if any(choice.get(axis, 0) is None for axis in axes):
+            if name in self.header["empty_prompt"]:
+                return self.header["empty_prompt"][name]
+            raise CacheError("the cache has none for the empty prompt, since it depends on other columns too")
+        return row.key(name, axes, choice)
 
     def _row(self, i: int) -> Entry:
         if self._last[0] != i:  # a visit asks for several things of a row

@@ -4,29 +4,32 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
 from dataclasses import astuple
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dsplit.cache import ranks
+from dsplit.cache.calls import Calls
 from dsplit.cache.draft import write_manifest
 from dsplit.cache.estimate import value_bytes, warn_of_full_disk
 from dsplit.cache.files import claimed, remove_leftovers
 from dsplit.cache.holds import Hold, remove_old_holds
-from dsplit.cache.keys import Digests, content_digest
-from dsplit.cache.manifest import Manifest, manifest_path, refuse_foreign
-from dsplit.cache.plan import Call, Plan
+from dsplit.cache.keys import content_digest
+from dsplit.cache.manifest import Entry, Manifest, manifest_path, refuse_foreign
+from dsplit.cache.planner import Plan
 from dsplit.cache.preview import preview
 from dsplit.cache.stage1 import Stage1
+from dsplit.cache.stock import take_stock
 from dsplit.cache.store import Store
 from dsplit.cache.work import find_work, warn_of_cut_captions
-from dsplit.console import Progress, counted, say, warn
+from dsplit.console import counted, say, warn
 from dsplit.errors import CacheError, DataError, Problem
 from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
 
-MANY, STEP = 20_000, 1000  # values from which checking them shows progress, and how often
+T = TypeVar("T")
+STEP = 1000  # keys looked up with one another
 
 
 def run_cache(
@@ -51,13 +54,17 @@ def run_cache(
 
     with ranks.together() as gather:
         store = Store(folder)
-        _take_stock(folder, store, plan, work.digests, gather)
+        if ranks.rank() == 0:
+            remove_leftovers(folder)
+            remove_old_holds(folder)
+            work.digests.save()
+        take_stock(store, plan.calls.values(), gather)
         if ranks.rank() == 0:
             write_manifest(path, work.manifest)
         gather(None)  # from here on `--gc` spares what the manifest names; what it took before is missing
         hold = Hold(path)
         store.refresh()
-        missing = plan.missing(store)
+        missing = plan.missing(store.present)
         size = sum(value_bytes(missing, work.model.names(), work.dtype).values())
         say(_work_line(plan, missing, size, folder))
         warn_of_cut_captions(work, store)
@@ -76,6 +83,7 @@ def run_cache(
         encoded, problems = _encode(stage, missing, gather)
         store.refresh()
         if problems:
+            problems = plan.spread(problems)
             if ranks.rank() == 0:  # for `--status` to tell
                 write_manifest(path, Manifest(work.manifest.header, plan.with_faults(problems)))
             plan = _without_faulty(plan, problems, skip=data.skip_bad)
@@ -91,36 +99,11 @@ def run_cache(
     return result
 
 
-def _take_stock(folder: Path, store: Store, plan: Plan, digests: Digests, gather: ranks.Gather) -> None:
-    """Clears away what dead runs left, and takes damaged values for missing ones."""
-    if ranks.rank() == 0:
-        remove_leftovers(folder)
-        remove_old_holds(folder)
-        digests.save()
-    for path in store.damaged:
-        warn(f"{path}: damaged; its values will be encoded again")
-    present = sorted(key for key in plan.values if key in store)
-    share = present[ranks.rank() :: ranks.world()]
-    found: list[tuple[str, Path]] = []
-    with Progress("checking", len(share), "values") if len(share) > MANY else nullcontext() as progress:
-        for start in range(0, len(share), STEP):
-            found += store.damaged_values(share[start : start + STEP])
-            if progress:
-                progress.advance(len(share[start : start + STEP]))
-    told = [(key, str(path)) for key, path in found]
-    for damaged in gather(told):  # all have looked before the first one writes
-        store.forget_values([(key, Path(path)) for key, path in damaged])
-        for key, path in damaged:
-            warn(f"{path}: the value {key} is damaged; it will be encoded again")
-
-
-def _encode(
-    stage: Stage1, missing: Sequence[Call], gather: ranks.Gather
-) -> tuple[dict[str, int], dict[str, list[Problem]]]:
+def _encode(stage: Stage1, missing: Calls, gather: ranks.Gather) -> tuple[dict[str, int], dict[str, list[Problem]]]:
     """Encodes this process's share of `missing`; counts per unit and faults per call, of all processes."""
-    encoded: Counter[str] = Counter({call.job.unit.identity: 0 for call in stage.plan.calls.values()})
+    encoded: Counter[str] = Counter(dict.fromkeys(stage.plan.calls.counts(), 0))
     problems: dict[str, list[Problem]] = {}
-    share = [call for call in missing if call.share % ranks.world() == ranks.rank()]
+    share = missing.share(ranks.rank(), ranks.world()) if ranks.world() > 1 else missing
     if share:
         outcome = stage.run(share)
         encoded.update(outcome.encoded)
@@ -136,46 +119,52 @@ def _encode(
 def _without_faulty(plan: Plan, problems: Mapping[str, list[Problem]], *, skip: bool) -> Plan:
     """The plan without the rows that could not be encoded. Raises DataError with all of them, unless `skip`."""
     faults = [p for found in problems.values() for p in found]
-    lost = {key for call in problems for key in plan.calls[call].keys.values()}
-    good = tuple(e for e in plan.entries if not lost & set(e.all_keys))
-    bad = len(plan.entries) - len(good)
-    if not skip or not good or lost & set(plan.empty.values()):
-        raise DataError(f"{bad} of {len(plan.entries)} rows could not be encoded; the others are in the cache:", faults)
+    good, total = plan.without(problems), len(plan.entries)
+    if not skip or not good.entries or len(good.empty) < len(plan.empty):
+        bad = total - len(good.entries)
+        raise DataError(f"{bad} of {total} rows could not be encoded; the others are in the cache:", faults)
     for problem in faults:
         warn(f"left out: {problem}")
-    calls = {key: call for key, call in plan.calls.items() if key not in problems}
-    return Plan(good, calls, plan.empty)
+    return good
 
 
 def _result(plan: Plan, store: Store, encoded: Mapping[str, int], folder: Path) -> dict[str, Any]:
     """The result of the run, but for its time. Raises CacheError if a value is not there after all."""
-    absent = plan.missing(store)
-    if absent:
-        raise CacheError(
-            f"{counted(len(absent), 'value')} missing from {folder} after the run; run `dsplit cache` again"
-        )
-    calls = Counter(call.job.unit.identity for call in plan.calls.values())
-    entries = [
-        (row.id, name, key, store.entry(key).checksum)
-        for row in plan.entries
-        for name, keys in row.keys.items()
-        for key in keys
-    ]
+    found = bytes_ = 0
+    for keys in _parts(plan.calls.values()):
+        lengths = [length for length, _ in store.facts(keys).values()]
+        found, bytes_ = found + len(lengths), bytes_ + sum(lengths)
+    if absent := plan.calls.value_count - found:
+        raise CacheError(f"{counted(absent, 'value')} missing from {folder} after the run; run `dsplit cache` again")
+    calls = plan.calls.counts()
     return {
         "rows": len(plan.entries),
         "encoded": dict(encoded),
         "reused": {unit: calls[unit] - count for unit, count in encoded.items()},
-        "bytes": sum(store.entry(key).end - store.entry(key).start for key in plan.values),
+        "bytes": bytes_,
         "seconds": 0.0,
         "cache": str(folder),
-        "digest": content_digest(entries),
+        "digest": content_digest(_contents(plan, store)),
     }
 
 
-def _work_line(plan: Plan, missing: Sequence[Call], size: int, folder: Path) -> str:
-    wanted = Counter(call.job.unit.identity for call in plan.calls.values())
-    todo = Counter(call.job.unit.identity for call in missing)
+def _contents(plan: Plan, store: Store) -> Iterator[tuple[str, str, str, int]]:
+    """(row id, value name, key, checksum) of all values of all rows, sorted."""
+    for numbers in _parts(iter(plan.entries.by_id())):
+        rows: list[Entry] = [plan.entries[i] for i in numbers]
+        facts = store.facts([key for row in rows for key in row.all_keys])
+        for row in rows:
+            yield from sorted((row.id, name, key, facts[key][1]) for name, keys in row.keys.items() for key in keys)
+
+
+def _parts(things: Iterator[T]) -> Iterator[list[T]]:
+    while part := list(islice(things, STEP)):
+        yield part
+
+
+def _work_line(plan: Plan, missing: Calls, size: int, folder: Path) -> str:
     if not missing:
-        return f"nothing to encode: {counted(len(plan.values), 'value')} in {folder}"
-    units = ", ".join(f"{unit} {todo[unit]} of {n} distinct" for unit, n in wanted.items())
+        return f"nothing to encode: {counted(plan.calls.value_count, 'value')} in {folder}"
+    todo = missing.counts()
+    units = ", ".join(f"{unit} {todo[unit]} of {n} distinct" for unit, n in plan.calls.counts().items())
     return f"to encode: {units}; about {size / 1e6:.2f} MB into {folder}"

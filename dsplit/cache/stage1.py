@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -9,9 +10,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from dsplit.cache.ahead import Decoded, decoded
+from dsplit.cache.calls import by_job
 from dsplit.cache.keys import Stamp
 from dsplit.cache.passes import Passes, free_memory
-from dsplit.cache.plan import Call, Plan, groups
+from dsplit.cache.plan import Call, groups
+from dsplit.cache.planner import Plan
 from dsplit.cache.store import Store, Writer
 from dsplit.cache.together import Shapes, batches, rows_of, uncounted
 from dsplit.console import Progress, say
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Outcome:
-    """encoded: calls made, per unit. problems: rows that could not be encoded, by call key."""
+    """encoded: calls made, per unit. problems: what could not be encoded, by call key, at the first row with it."""
 
     encoded: Counter[str] = field(default_factory=Counter)
     problems: dict[str, list[Problem]] = field(default_factory=dict)
@@ -58,11 +61,12 @@ class Stage1:
         """
         import torch
 
-        self.model.check({name for call in calls for name in call.job.components})
+        jobs = by_job(calls)
+        self.model.check({name for batch in jobs.values() for name in batch[0].job.components})
         set_threads(self.threads)
         dtype, device = getattr(torch, self.dtype), pick_device(self.device)
         outcome = Outcome()
-        for group in groups(calls, self._file_columns()):
+        for group in groups(jobs, self._file_columns()):
             names = sorted(group[0][0].job.components)
             components = {name: load_component(self.model, name, dtype, device) for name in names}
             for batch in group:
@@ -122,18 +126,19 @@ class Stage1:
                 outcome.encoded[job.unit.identity] += 1
 
     def _problems(self, call: Call, what: str, remedy: str) -> list[Problem]:
-        """The fault, for each row that needs the value."""
+        """The fault, told of the first row that needs the value."""
         if call.row is None:
             return [Problem("the empty prompt", what, remedy)]
         source = ", ".join(f"'{v}'" for k, v in call.row.columns.items() if k in call.job.columns)
-        return [Problem(e.place, f"{what} ({source})", remedy) for e in self.plan.using(call)]
+        return [Problem(call.row.place, f"{what} ({source})", remedy)]
 
     def _file_columns(self) -> set[str]:
         return {c.name for c in self.model.family.columns if c.kind == "file"}
 
 
 def _finite(value: torch.Tensor) -> list[bool]:
-    """Per row, True if every number is finite."""
-    if not value.is_floating_point():
+    """Per row, True if every number is finite; in one pass, since neither bound is finite if some number is not."""
+    if not value.is_floating_point() or not value.numel():
         return [True] * len(value)
-    return value.isfinite().reshape(len(value), -1).all(dim=1).tolist()
+    low, high = value.flatten(1).aminmax(dim=1) if value.ndim > 1 else (value, value)
+    return [math.isfinite(one) and math.isfinite(other) for one, other in zip(low.tolist(), high.tolist(), strict=True)]

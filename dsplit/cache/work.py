@@ -10,14 +10,15 @@ from pathlib import Path
 from dsplit.cache.hardware import device_and_dtype
 from dsplit.cache.header import header_of
 from dsplit.cache.keys import Digests, component_files, digest_of, file_keys
-from dsplit.cache.manifest import Entry, Manifest
-from dsplit.cache.plan import Plan, Planner
+from dsplit.cache.manifest import Manifest
+from dsplit.cache.plan import Call, text_bytes
+from dsplit.cache.planner import Plan, Planner
 from dsplit.cache.store import Store
 from dsplit.console import counted, is_main_process, say, warn
 from dsplit.dataset import Row, read_dataset
 from dsplit.dataset.packed import Source
 from dsplit.dataset.views import refuse_variants
-from dsplit.models.captions import perhaps_long, warn_of_cut
+from dsplit.models.captions import PROMPTS, SUFFIX_TOKENS, Captions, perhaps_long, warn_of_cut
 from dsplit.models.locate import Model, find_family, locate
 from dsplit.models.registry import registry
 from dsplit.recipe import DataOptions, ModelOptions, listed
@@ -83,24 +84,36 @@ def warn_of_cut_captions(work: Work, store: Store) -> None:
     """
     if not is_main_process():
         return
-    captions = perhaps_long(work.model, work.rows, work.planner.split_of)
-    if not captions:
-        return
+    if any(column in unit.inputs for unit in work.planner.split.stage2 for column in PROMPTS):
+        captions = perhaps_long(work.model, work.rows, work.planner.split_of)
+    else:
+        captions = _perhaps_long(work, store)
+    if captions:
+        warn_of_cut(work.model, captions)
+
+
+def _perhaps_long(work: Work, store: Store) -> Captions:
+    """As `perhaps_long`, from the calls of the plan, without those whose values show that they were not cut."""
+    captions: Captions = {}
+    places: dict[str, list[str]] = {}  # of the rows that need the value with this key
     limit = work.model.family.token_limit
-    for row, entry in zip(work.rows, work.plan.entries, strict=True):
-        for column, texts in captions.items():
-            text = row.columns.get(column)
-            if text in texts and any(length < limit for length in _lengths(work, row, entry, column, store)):
-                del texts[text]
-    warn_of_cut(work.model, captions)
+    for call in work.plan.calls.longer(limit - SUFFIX_TOKENS):
+        column = next((name for name in PROMPTS if name in call.job.columns), "")
+        text = call.row.columns.get(column, "") if call.row else ""
+        if text_bytes(text) >= limit - SUFFIX_TOKENS and not any(n < limit for n in _lengths(call, store)):
+            here = places.setdefault(next(iter(call.keys.values())), [])
+            captions.setdefault(column, {})[text] = here
+    for i, keys in work.plan.using(places):
+        for key in keys:
+            places[key].append(work.plan.entries[i].place)
+    return captions
 
 
-def _lengths(work: Work, row: Row, entry: Entry, column: str, store: Store) -> list[int]:
-    """The numbers of tokens of the values in `store` that were made of `column`."""
-    units = [unit for unit in work.planner.split_of(row).stage1 if column in unit.inputs]
-    axes = {o: ragged_axis(unit.shapes.get(o, "")) for unit in units for o in unit.outputs if o in entry.keys}
-    stored = {o: axis for o, axis in axes.items() if axis is not None and entry.keys[o][0] in store}
-    return [store.entry(entry.keys[o][0]).shape[axis] for o, axis in stored.items()]
+def _lengths(call: Call, store: Store) -> list[int]:
+    """The numbers of tokens of the call's values in `store`."""
+    axes = {name: ragged_axis(call.job.unit.shapes.get(name, "")) for name in call.job.stored}
+    stored = {call.keys[name]: axis for name, axis in axes.items() if axis is not None and call.keys[name] in store}
+    return [store.entry(key).shape[axis] for key, axis in stored.items()]
 
 
 def _files(rows: Sequence[Row], planner: Planner) -> dict[Source, str]:

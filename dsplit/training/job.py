@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from dsplit.cache.header import model_differences
-from dsplit.cache.plan import Planner
+from dsplit.cache.planner import Planner
 from dsplit.cache.rows import CachedRows
 from dsplit.console import counted, warn
 from dsplit.dataset import read_dataset

@@ -13,6 +13,7 @@ import torch
 
 from dsplit.cache import ahead
 from dsplit.cache.ahead import decoded
+from dsplit.cache.calls import by_job
 from dsplit.cache.hardware import device_and_dtype
 from dsplit.cache.keys import stamp_of
 from dsplit.cache.plan import Call, Job, groups, jobs_of
@@ -79,11 +80,11 @@ def test_components_of_unstored_units_are_in_memory_together() -> None:
 
 
 def test_captions_come_first_and_groups_are_as_few_as_can_be() -> None:
-    found = groups(reversed(calls(cut("latents", "hidden"))), ["image"])
+    found = groups(by_job(calls(cut("latents", "hidden"))[::-1]), ["image"])
     assert names(found) == [["read_text"], ["encode_image"]]
     everything = calls(cut("hidden", "embeds", "latents", "seen"))
     for order in (everything, everything[::-1]):
-        found = groups(order, ["image"])
+        found = groups(by_job(order), ["image"])
         assert names(found) == [["read_text"], ["connect"], ["encode_image", "look"]]
 
 
@@ -126,9 +127,8 @@ def test_rows_come_decoded_in_order(tmp_path: Path, workers: int) -> None:
     assert isinstance(got[4][1], str)
     for n, (_, values) in enumerate(got):
         if n != 4:
-            assert torch.equal(
-                values["pixels"], load_image({"image": [rows[n].files["image"]], "size": [(32, 32)]}, {})["pixels"]
-            )
+            given = {"image": [rows[n].files["image"]], "size": [(32, 32)], "view": [rows[n].view]}
+            assert torch.equal(values["pixels"], load_image(given, {})["pixels"])
 
 
 def test_only_a_few_pictures_are_decoded_ahead(tmp_path: Path) -> None:

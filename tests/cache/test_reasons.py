@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
-from dsplit.cache.manifest import Entry, manifest_path
-from dsplit.cache.reasons import LOST, NEW_ROW, NEW_VALUE, match
+from dsplit.cache.draft import Draft, write_manifest
+from dsplit.cache.earlier import Earlier, Match
+from dsplit.cache.manifest import Entry, Manifest, manifest_path
+from dsplit.cache.reasons import LOST, NEW_ROW, NEW_VALUE
 from dsplit.models import load_image
 from tests import tiny
 from tests.cache.runs import cache, shards
+from tests.cache.test_verify import HEADER
 
 
 def why(out: Path, metadata: Path, model: Path = tiny.QWEN_IMAGE, **options: Any) -> dict[tuple, tuple]:
@@ -110,7 +113,7 @@ def test_the_version_of_any_unit_on_the_way(copy: tuple[Path, Path], monkeypatch
     family = registry().family("qwen-image")
     units = tuple(replace(u, version=7) if u.name == load_image.name else u for u in family.units)
     monkeypatch.setitem(registry().families, "qwen-image", replace(family, units=units))  # type: ignore[arg-type]
-    changed = ("encode_image", "version of load_image: 1 -> 7")
+    changed = ("encode_image", "version of load_image: 2 -> 7")
     assert why(copy[1], copy[0]) == {changed: (4, ["2", "3", "4"])}
 
 
@@ -141,11 +144,11 @@ def test_a_damaged_manifest_is_no_obstacle(copy: tuple[Path, Path], capsys: pyte
     assert "--why has nothing to compare with" in capsys.readouterr().err
 
 
-def entry(id: str, place: str, image: str, prompt: str) -> Entry:
-    return Entry(id, place, (64, 64), {}, {}, {"image": image, "prompt": prompt})
+def entry(name: str, place: str, image: str, prompt: str) -> Entry:
+    return Entry(name.encode().hex().ljust(32, "0"), place, (64, 64), {}, {}, {"image": image, "prompt": prompt})
 
 
-def test_rows_are_matched_by_id_then_source_then_place() -> None:
+def test_rows_are_matched_by_id_then_source_then_place(tmp_path: Path) -> None:
     old = [entry("a", "1", "A", "x"), entry("b", "2", "B", "y"), entry("c", "3", "B", "z"), entry("d", "4", "D", "w")]
     now = [
         entry("new", "1", "N", "n"),  # at a's old place, but a is still there
@@ -154,7 +157,9 @@ def test_rows_are_matched_by_id_then_source_then_place() -> None:
         entry("d2", "4", "D2", "w"),  # at the same place, same caption
         entry("odd", "9", "O", "w"),
     ]
-    assert {id: e.id for id, e in match(now, old, {"image"}).items()} == {"a": "a", "b2": "b", "d2": "d"}
+    write_manifest(tmp_path / "old.jsonl", Manifest(HEADER, old))
+    match = Match(Draft(now), Earlier(tmp_path / "old.jsonl"), {"image"})
+    assert [match[i] for i in range(5)] == [None, 0, 1, 3, None]
 
 
 def test_all_reasons_are_words_that_differ() -> None:

@@ -21,7 +21,7 @@ def names(out):
 
 
 def hashes(out):
-    return {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in out.iterdir()}
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in out.rglob("*") if p.is_file()}
 
 
 @pytest.mark.parametrize("accumulation", [1, 2])

@@ -118,7 +118,12 @@ class TrainOptions:
     out: str | None = option(None, "Folder of the LoRA files, metrics and recipe.", shown=OUT)
     rank: int | None = option(None, "LoRA rank.", shown="32", minimum=1)
     alpha: float | None = option(None, "LoRA alpha.", shown="the rank")
-    targets: str | None = option(None, "LoRA target modules, comma-separated.", shown="the family's")
+    lora_dropout: float = option(0.0, "Share of LoRA's inputs left out in training, below 1.", minimum=0)
+    targets: str | None = option(
+        None,
+        "LoRA targets: modules, comma-separated; re:PATTERN; or auto, all linear layers of the blocks.",
+        shown="the family's",
+    )
     init_lora: str | None = option(None, "LoRA file to start from, in any of the three formats.")
     lora_format: str = option(
         "diffusers", "diffusers, comfyui or diffsynth.", choices=("diffusers", "comfyui", "diffsynth")
@@ -126,7 +131,9 @@ class TrainOptions:
     lr: float | None = option(None, "Learning rate.", shown="1e-4", minimum=0)
     lr_scheduler: str = option("constant", "A schedule of diffusers: constant, cosine, linear ...")
     lr_warmup_steps: int = option(0, "Optimiser steps of warm-up.", minimum=0)
-    weight_decay: float = option(0.01, "AdamW's weight decay.", minimum=0)
+    weight_decay: float = option(0.01, "The optimiser's weight decay.", minimum=0)
+    optimizer: str = option("adamw", "adamw, adamw8bit, adafactor, prodigy, muon, or a class by its dotted path.")
+    optimizer_args: str | None = option(None, "Its further arguments: name=value, comma-separated.")
     repeat: int = option(1, "Visits of each row in an epoch.", minimum=1)
     epochs: int = option(1, "Passes over the data.", minimum=1)
     max_steps: int | None = option(None, "Optimiser steps; overrides --epochs.", minimum=1)

@@ -18,21 +18,30 @@ from dsplit.training.rng import derived
 
 ADAPTABLE = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d, torch.nn.Embedding)
 TEXT_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "out_proj")  # attention of transformers' text encoders
+AUTO, PATTERN = "auto", "re:"  # entries of --targets that are no names
 SHOWN = 40
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """How one component is adapted: its target entries, and the modules that they match."""
+    """How one component is adapted: its modules, what peft is told to find them by, and how many each entry matched."""
 
     targets: tuple[str, ...]
     modules: tuple[str, ...]
+    counts: Mapping[str, int]
 
 
 def entries(targets: str | None, default: Sequence[str]) -> tuple[str, ...]:
-    """The target entries, trimmed. Raises UsageError if the list is empty."""
+    """The target entries, trimmed. Raises UsageError if the list is empty, or a pattern is none."""
     if targets is None:
         return tuple(default)
+    if targets.strip().startswith(PATTERN):  # its commas are its own
+        pattern = targets.strip()
+        try:
+            re.compile(pattern.removeprefix(PATTERN))
+        except re.error as error:
+            raise UsageError(f"--targets '{pattern}': no regular expression ({error})") from error
+        return (pattern,)
     found = tuple(dict.fromkeys(t.strip() for t in targets.split(",") if t.strip()))
     if not found:
         raise UsageError("--targets is empty: name at least one module, or leave the option out for the family's list")
@@ -46,14 +55,17 @@ def adapters(
 
     skeletons: the components, with or without weights. own: the components that `family_targets` are meant for; others
     take the attention projections of text encoders. An entry matches a layer of that name, or whose name ends in
-    `.entry`. Raises UsageError, naming what exists, for an entry that matches nothing, and a component without any.
+    `.entry`; `re:PATTERN` those whose whole name it matches; `auto` every linear layer of the repeated blocks.
+    Raises UsageError, naming what exists, for an entry that matches nothing, and a component without any.
     """
     result, unmatched, faults = {}, set(entries(targets, ())), []
     for name, module in skeletons.items():
         default = family_targets if name in own else TEXT_TARGETS
-        matched = {e: [m for m in adaptable(module) if matches(e, m)] for e in entries(targets, default)}
+        matched = {e: matching(e, module) for e in entries(targets, default)}
         found = {e: modules for e, modules in matched.items() if modules}
-        result[name] = Adapter(tuple(found), tuple(dict.fromkeys(m for modules in found.values() for m in modules)))
+        modules = tuple(dict.fromkeys(m for modules in found.values() for m in modules))
+        told = tuple(t for e, own_ones in found.items() for t in ([e] if _is_name(e) else own_ones))
+        result[name] = Adapter(told, modules, {e: len(own_ones) for e, own_ones in found.items()})
         if name in own and targets is None:
             unmatched |= matched.keys()
         unmatched -= found.keys()
@@ -76,9 +88,17 @@ def adaptable(module: torch.nn.Module) -> list[str]:
     return [name for name, m in module.named_modules() if isinstance(m, ADAPTABLE)]
 
 
-def matches(entry: str, name: str) -> bool:
-    """peft's rule for a list of targets."""
-    return name == entry or name.endswith(f".{entry}")
+def matching(entry: str, module: torch.nn.Module) -> list[str]:
+    """The adaptable modules that an entry means: by peft's rule for names, by a pattern, or all of the blocks."""
+    if entry == AUTO:
+        return [n for n, m in module.named_modules() if isinstance(m, torch.nn.Linear) and re.search(r"\.\d+\.", n)]
+    if entry.startswith(PATTERN):
+        return [n for n in adaptable(module) if re.fullmatch(entry.removeprefix(PATTERN), n)]
+    return [n for n in adaptable(module) if n == entry or n.endswith(f".{entry}")]
+
+
+def _is_name(entry: str) -> bool:
+    return entry != AUTO and not entry.startswith(PATTERN)
 
 
 def skeleton(model: Model, name: str) -> torch.nn.Module:
@@ -100,7 +120,7 @@ def skeleton(model: Model, name: str) -> torch.nn.Module:
 
 
 def inject(
-    components: Mapping[str, Any], plan: Mapping[str, Adapter], rank: int, alpha: float, seed: int
+    components: Mapping[str, Any], plan: Mapping[str, Adapter], rank: int, alpha: float, seed: int, dropout: float = 0.0
 ) -> list[torch.nn.Parameter]:
     """The new LoRA weights, fp32, in place in `components`; everything else of them is frozen.
 
@@ -112,7 +132,8 @@ def inject(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived(seed, "lora"))
         for name, adapter in plan.items():
-            config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=list(adapter.targets))  # type: ignore[arg-type]
+            targets = list(adapter.targets)
+            config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=targets, lora_dropout=dropout)  # type: ignore[arg-type]
             try:
                 inject_adapter_in_model(config, components[name])
             except ValueError as error:

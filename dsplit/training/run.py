@@ -90,7 +90,12 @@ def _train(
     total = train.max_steps or order.steps_per_epoch * train.epochs
     _say_plan(job, order, total, train, device)
     job.components.update({name: load_component(job.model, name, job.dtype, device) for name in job.loaded})
-    weights = inject(job.components, plan, int(train.rank or 0), float(train.alpha or 0), train.seed)
+    weights = inject(
+        job.components, plan, int(train.rank or 0), float(train.alpha or 0), train.seed, train.lora_dropout
+    )
+    if train.targets:
+        counts = (f"{entry} {n}" for adapter in plan.values() for entry, n in adapter.counts.items())
+        say(f"--targets, modules matched: {', '.join(counts)}")
     adapted = ", ".join(f"{counted(len(a.modules), 'module')} of {n}" for n, a in plan.items())
     say(
         f"LoRA: {adapted}; rank {train.rank}, "
@@ -108,7 +113,7 @@ def _train(
     run = RunFolder(out, job.components, job.trained, form, total, train.save_steps, keep, processes.main)
     processes.wait()  # all have seen that no earlier run is there
     run.begin(_recipe(job, model, data, train, device, total), anew=not state)
-    schedule = Schedule(train.lr_scheduler, float(train.lr or 0), train.weight_decay, train.lr_warmup_steps, total)
+    schedule = _schedule(train, total)
     reader = Reader(job.rows, ragged_axes(objective.widest), train.seed, train.prompt_dropout)
     workers = 0 if job.live else train.workers
     clip = train.max_grad_norm
@@ -140,10 +145,18 @@ def _resolved(train: TrainOptions, job: Job, start: Start | None) -> TrainOption
     for name, value in (("alpha", alpha), ("lr", lr)):
         if not 0 < value < torch.finfo(torch.float32).max:
             raise UsageError(f"--{name} {value:g}: it must be above 0 and a number of fp32")
+    if train.lora_dropout >= 1:
+        raise UsageError(f"--lora-dropout {train.lora_dropout:g}: it must be below 1")
+    _schedule(train, 1).build([torch.nn.Parameter(torch.zeros(1, 1))])  # so that a wrong one is refused early
     refuse_format(train.lora_format, job.trained)
     if job.live and train.workers:
         warn("--workers: an unsplit run encodes in this process; ignored")
     return replace(train, rank=rank, alpha=alpha, lr=lr)
+
+
+def _schedule(train: TrainOptions, total: int) -> Schedule:
+    lr, decay, warmup = float(train.lr or 0), train.weight_decay, train.lr_warmup_steps
+    return Schedule(train.lr_scheduler, lr, decay, warmup, total, train.optimizer, train.optimizer_args)
 
 
 def _say_plan(job: Job, order: Order, total: int, train: TrainOptions, device: torch.device) -> None:

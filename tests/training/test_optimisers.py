@@ -13,7 +13,7 @@ from dsplit.training.optimisers import Schedule, optimizer_class, parsed
 from tests.training.conftest import loras, losses, metrics, same
 
 
-@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon", "torch.optim.SGD"])
+@pytest.mark.parametrize("name", ["adamw", "adafactor", "muon", "prodigy", "torch.optim.SGD"])
 def test_going_on_changes_no_bit(three, tmp_path, name):
     options = {"optimizer": name, "lr": 1e-3, "lr_scheduler": "linear", "max_steps": 4}
     three.train(tmp_path / "whole", **options)

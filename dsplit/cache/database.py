@@ -18,6 +18,7 @@ WAIT_SECONDS = 60  # for another process that writes
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS shards (id INTEGER PRIMARY KEY AUTOINCREMENT, name TEXT UNIQUE, size INTEGER,
     mtime INTEGER, state INTEGER, count INTEGER, bytes INTEGER);
+CREATE TABLE IF NOT EXISTS seen (shard INTEGER PRIMARY KEY, size INTEGER, mtime INTEGER, ctime INTEGER, inode INTEGER);
 CREATE TABLE IF NOT EXISTS kinds (id INTEGER PRIMARY KEY, dtype TEXT, shape TEXT, UNIQUE (dtype, shape));
 CREATE TABLE IF NOT EXISTS entries (key BLOB, shard INTEGER, kind INTEGER, start INTEGER, length INTEGER, crc INTEGER,
     PRIMARY KEY (key, shard)) WITHOUT ROWID;

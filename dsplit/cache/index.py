@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -70,15 +71,9 @@ class Index(Database):
                 found.append(Entry(path, dtype, shape, start, start + length, crc))
         return found
 
-    @lasting
     def present(self, keys: Sequence[str]) -> set[str]:
         """Those of `keys` that have a value; quicker than to look for one after the other."""
-        found: set[str] = set()
-        for start in range(0, len(keys), ASKED):
-            part = [bytes.fromhex(key) for key in keys[start : start + ASKED]]
-            query = f"SELECT key FROM entries WHERE key IN ({','.join('?' * len(part))})"
-            found.update(key.hex() for (key,) in self.db.execute(query, part))
-        return found
+        return set(self.facts(keys))
 
     @lasting
     def facts(self, keys: Sequence[str]) -> dict[str, tuple[int, int]]:
@@ -133,6 +128,28 @@ class Index(Database):
             for (length,) in self.db.execute(taken, (bytes.fromhex(key), self._name(shard))).fetchall():
                 self.db.execute(broken, (length, self._name(shard)))
                 self.db.execute("UPDATE manifests SET whole = 0")
+
+    @lasting
+    def holding(self, keys: Iterable[str]) -> set[Path]:
+        """The shards that hold some of `keys`."""
+        numbers: set[int] = set()
+        coming = map(bytes.fromhex, keys)
+        while part := list(islice(coming, ASKED)):
+            query = f"SELECT DISTINCT shard FROM entries WHERE key IN ({','.join('?' * len(part))})"
+            numbers.update(number for (number,) in self.db.execute(query, part))
+        return {path for number in numbers if (path := self._shards.get(number) or self._shard(number))}
+
+    @lasting
+    def seen(self) -> dict[Path, tuple[int | None, ...]]:
+        """Every shard, with its size, mtime, ctime and inode when it was read whole and found good (None if never)."""
+        query = "SELECT name, seen.size, seen.mtime, ctime, inode FROM shards LEFT JOIN seen ON shard = id"
+        return {self.folder / name: tuple(stamp) for name, *stamp in self.db.execute(query)}
+
+    @lasting
+    def note_seen(self, path: Path, stamp: tuple[int, ...]) -> None:
+        """Remembers what `seen` tells, until the shard is dropped."""
+        query = "INSERT OR REPLACE INTO seen SELECT id, ?, ?, ?, ? FROM shards WHERE name = ?"
+        self.db.execute(query, (*stamp, self._name(path)))
 
     @lasting
     def unsound(self, *states: int) -> list[Path]:
@@ -209,6 +226,7 @@ class Index(Database):
                 if self.db.execute(LOST).fetchone()[0]:
                     self.db.execute("UPDATE manifests SET whole = 0")
                 self.db.execute("DELETE FROM entries WHERE shard IN gone")
+                self.db.execute("DELETE FROM seen WHERE shard IN gone")
                 self.db.execute("DELETE FROM shards WHERE id IN gone")
                 self.db.execute("DELETE FROM gone")
 

@@ -26,6 +26,7 @@ CHUNK = 1 << 20
 FRESH_SECONDS = 2.0  # a file that changed this recently may change again without a new time stamp
 NOTEWORTHY_BYTES = 500_000_000  # hashing less than this takes no time that needs a progress display
 MEMORY = "digests.json"
+KEY_LENGTH = (32).to_bytes(8, "little").decode()  # as it stands before a key in what is hashed
 
 Stamp = tuple[int, int, int, int]  # size, mtime_ns, ctime_ns, inode
 S = TypeVar("S", bound=Source)
@@ -49,12 +50,12 @@ class CallKeys:
         shared = ["rows", str(rows)] if rows > 1 else []
         parts = ["unit", unit.identity, code_version(unit), "components", *used, "dtype", dtype, *shared, "inputs"]
         self._start = hashlib.blake2b(b"".join(map(_part, parts)), digest_size=16)
-        self._names = [_part(unit.parameters.get(name, name)) for name in unit.inputs]
+        self._names = [_part(unit.parameters.get(name, name)).decode() + KEY_LENGTH for name in unit.inputs]
 
     def of(self, inputs: Iterable[str]) -> str:
         """The key of a call, by those of its inputs in declared order."""
         digest = self._start.copy()
-        digest.update(b"".join(name + _part(key) for name, key in zip(self._names, inputs, strict=True)))
+        digest.update("".join([part for named in zip(self._names, inputs, strict=True) for part in named]).encode())
         return digest.hexdigest()
 
 
@@ -91,7 +92,13 @@ def _source_digest(source: str) -> str:
 
 def output_key(call: str, unit: Unit, output: str) -> str:
     """The key of one output of a call; equal for all uses of a unit, whatever they name the output."""
-    return key_of(call, unit.stored_name(output))
+    text = KEY_LENGTH + call + _text_part(unit.stored_name(output))  # as key_of has it, but there may be millions
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+@functools.cache
+def _text_part(text: str) -> str:
+    return _part(text).decode()
 
 
 class Digests:

@@ -168,16 +168,20 @@ class _Maker:
         for unit, call_keys, job, texts in self._units:
             if not all(name in keys for name in unit.inputs):
                 continue
-            choices = self._choices(unit, variants) if variants else FIRST
-            made = [
-                call_keys.of([keys[name][number(self._axes.get(name, ()), variants, choice)] for name in unit.inputs])
-                for choice in choices
-            ]
+            if variants:
+                choices: Sequence[Choice] = self._choices(unit, variants)
+                made = [call_keys.of(self._inputs(unit, keys, variants, choice)) for choice in choices]
+            else:
+                choices, made = FIRST, [call_keys.of([keys[name][0] for name in unit.inputs])]
             for output in unit.outputs:
                 keys[output] = [output_key(call, unit, output) for call in made]
             if job >= 0:
                 for k, (call, choice) in enumerate(zip(made, choices, strict=True)):
                     table.add(call, job, i, k, _length(row, choice, texts) if row and texts else 0)
+
+    def _inputs(self, unit: Unit, keys: Keys, variants: Mapping[str, int], choice: Choice) -> list[str]:
+        """The keys of the unit's inputs for the variants chosen."""
+        return [keys[name][number(self._axes.get(name, ()), variants, choice)] for name in unit.inputs]
 
     def _choices(self, unit: Unit, variants: Mapping[str, int]) -> list[Choice]:
         """The variants of what the unit depends on, in the order of their numbers."""

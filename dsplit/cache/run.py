@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import nullcontext
 from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
@@ -17,19 +16,20 @@ from dsplit.cache.draft import write_manifest
 from dsplit.cache.estimate import value_bytes, warn_of_full_disk
 from dsplit.cache.files import claimed, remove_leftovers
 from dsplit.cache.holds import Hold, remove_old_holds
-from dsplit.cache.keys import Digests, content_digest
+from dsplit.cache.keys import content_digest
 from dsplit.cache.manifest import Entry, Manifest, manifest_path, refuse_foreign
 from dsplit.cache.planner import Plan
 from dsplit.cache.preview import preview
 from dsplit.cache.stage1 import Stage1
+from dsplit.cache.stock import take_stock
 from dsplit.cache.store import Store
 from dsplit.cache.work import find_work, warn_of_cut_captions
-from dsplit.console import Progress, counted, say, warn
+from dsplit.console import counted, say, warn
 from dsplit.errors import CacheError, DataError, Problem
 from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
 
 T = TypeVar("T")
-MANY, STEP = 20_000, 1000  # values from which checking them shows progress, and how often
+STEP = 1000  # keys looked up with one another
 
 
 def run_cache(
@@ -54,7 +54,11 @@ def run_cache(
 
     with ranks.together() as gather:
         store = Store(folder)
-        _take_stock(folder, store, plan, work.digests, gather)
+        if ranks.rank() == 0:
+            remove_leftovers(folder)
+            remove_old_holds(folder)
+            work.digests.save()
+        take_stock(store, plan.calls.values(), gather)
         if ranks.rank() == 0:
             write_manifest(path, work.manifest)
         gather(None)  # from here on `--gc` spares what the manifest names; what it took before is missing
@@ -93,29 +97,6 @@ def run_cache(
     hold.let_go()
     result["seconds"] = round(time.monotonic() - started, 3)
     return result
-
-
-def _take_stock(folder: Path, store: Store, plan: Plan, digests: Digests, gather: ranks.Gather) -> None:
-    """Clears away what dead runs left, and takes damaged values for missing ones."""
-    if ranks.rank() == 0:
-        remove_leftovers(folder)
-        remove_old_holds(folder)
-        digests.save()
-    for path in store.damaged:
-        warn(f"{path}: damaged; its values will be encoded again")
-    found: list[tuple[str, Path]] = []
-    total = plan.calls.value_count if store.index.totals() else 0
-    with Progress("checking", total, "values") if total > MANY else nullcontext() as progress:
-        for some in _parts(plan.calls.values()) if total else ():
-            mine = [key for key in some if int(key[:12], 16) % ranks.world() == ranks.rank()]
-            found += store.damaged_values(mine)
-            if progress:
-                progress.advance(len(some))
-    told = [(key, str(path)) for key, path in found]
-    for damaged in gather(told):  # all have looked before the first one writes
-        store.forget_values([(key, Path(path)) for key, path in damaged])
-        for key, path in damaged:
-            warn(f"{path}: the value {key} is damaged; it will be encoded again")
 
 
 def _encode(stage: Stage1, missing: Calls, gather: ranks.Gather) -> tuple[dict[str, int], dict[str, list[Problem]]]:

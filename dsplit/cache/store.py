@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -94,19 +94,6 @@ class Store:
         if not value.data:
             return torch.empty(value.shape, dtype=dtype)
         return torch.frombuffer(value.data, dtype=dtype).reshape(value.shape)
-
-    def damaged_values(self, keys: Iterable[str]) -> list[tuple[str, Path]]:
-        """Reads the values of `keys`: those that are damaged, each with its shard."""
-        found = []
-        places = {key: entries for key in keys if (entries := self.index.find(key))}
-        for key in sorted(places, key=lambda key: (places[key][0].shard, places[key][0].start)):
-            found += [(key, entry.shard) for entry in places[key] if not shards.good(key, entry)]
-        return found
-
-    def forget_values(self, damaged: Iterable[tuple[str, Path]]) -> None:
-        """Takes damaged values out of the index, so that they are made anew; the next merge repairs their shards."""
-        for key, shard in damaged:
-            self.index.forget(key, shard)
 
     def merge(self, unit: str) -> None:
         """Joins the small shards of `unit`, and removes the broken ones, whose values were made anew."""

@@ -44,8 +44,8 @@ def run_verify(folder: Path) -> dict[str, Any]:
         damaged += [(key, checked.path) for key in checked.damaged]
         unreadable += [checked.path] if checked.unreadable else []
         index.add(checked.path, checked.good)
-    if unreadable:
-        Index(folder / "shards").drop(unreadable)  # so that the next run looks at them itself
+    if suspect := {*unreadable, *(path for _, path in damaged)}:
+        Index(folder / "shards").drop(suspect)  # so that the next run looks at them itself
     rows, missing, faults = _rows(names, index, {key for key, _ in damaged}, bool(unreadable))
     totals = index.totals().values()
     return {

@@ -128,6 +128,7 @@ def check(model: ModelOptions, data: DataOptions) -> dict[str, Any]:
     Raises DataError with the faults of all rows.
     """
     from dsplit.cache.estimate import value_bytes
+    from dsplit.cache.keys import key_of
     from dsplit.cache.planner import Planner
     from dsplit.console import warn
     from dsplit.dataset import read_dataset
@@ -141,7 +142,7 @@ def check(model: ModelOptions, data: DataOptions) -> dict[str, Any]:
     for problem in found.skipped:
         warn(f"left out: {problem}")
     # equal pictures are told apart only by hashing their bytes, which stage 1 does: here a path stands for them
-    files = {path: str(path) for row in found.rows for path in row.files.values()}
+    files = {path: key_of(str(path)) for row in found.rows for path in row.files.values()}
     dtype = model.dtype or "bfloat16"
     calls = planner.plan(found.rows, files, dict.fromkeys(planner.components, ""), dtype).calls
     return {

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dsplit.cache.run import run_cache
+from dsplit.cache.store import Writer
 from dsplit.recipe import CacheOptions, DataOptions, ModelOptions
 from tests import tiny
 
@@ -67,3 +68,15 @@ def kill_at(call: int, module: Any, name: str) -> None:
         return real(*args, **kwargs)
 
     setattr(module, name, counted)
+
+
+def log_puts(log: Path) -> None:
+    """From now on, each row whose values this process hands to a writer adds a dot to `log`."""
+    put = Writer.put
+
+    def logged(self: Writer, values: Any) -> None:
+        with log.open("a") as file:
+            file.write(".")
+        put(self, values)
+
+    Writer.put = logged  # type: ignore[method-assign]

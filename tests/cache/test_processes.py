@@ -20,7 +20,7 @@ from dsplit.cache import shards, store
 from dsplit.cache.rows import CachedRows
 from dsplit.errors import CacheError
 from tests import tiny
-from tests.cache.runs import cache, child, kill_at
+from tests.cache.runs import cache, child, kill_at, log_puts
 
 ROWS = 6
 
@@ -59,14 +59,7 @@ def test_kill_9_loses_at_most_one_commit(
     log.touch()
 
     def work() -> None:
-        put = store.Writer.put
-
-        def logged(self: store.Writer, values: Any) -> None:
-            with log.open("a") as file:
-                file.write(".")
-            put(self, values)
-
-        store.Writer.put = logged  # type: ignore[method-assign]
+        log_puts(log)
         kill_at(call, os, name)
         cache(out, metadata)
 

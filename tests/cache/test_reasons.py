@@ -113,7 +113,7 @@ def test_the_version_of_any_unit_on_the_way(copy: tuple[Path, Path], monkeypatch
     family = registry().family("qwen-image")
     units = tuple(replace(u, version=7) if u.name == load_image.name else u for u in family.units)
     monkeypatch.setitem(registry().families, "qwen-image", replace(family, units=units))  # type: ignore[arg-type]
-    changed = ("encode_image", "version of load_image: 1 -> 7")
+    changed = ("encode_image", "version of load_image: 2 -> 7")
     assert why(copy[1], copy[0]) == {changed: (4, ["2", "3", "4"])}
 
 

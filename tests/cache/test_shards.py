@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from dsplit.cache import shards
 from dsplit.cache.shards import Damaged, Value, merge, read_table, read_value, write_shard
+from dsplit.cache.stock import look, take_stock
 from dsplit.cache.store import Store, Writer, value_of
 from dsplit.errors import CacheError
 
@@ -137,14 +138,14 @@ def test_a_damaged_value_is_named_and_the_rest_survives_its_repair(tmp_path: Pat
     store = Store(tmp_path)
     with pytest.raises(CacheError, match=f"{path.name}: the value {key} is damaged; run `dsplit cache` again"):
         store.get(key)
-    assert store.damaged_values(TENSORS) == [(key, path)]
-    store.forget_values([(key, path)])
+    assert look(store, [path]) == {path: [key]}
+    take_stock(store, TENSORS, lambda told: [told])
     assert key not in store
     with Writer(store, "encode") as writer:
         writer.put({key: TENSORS[key]})
     store.merge("encode")
     for repaired in (store, Store(tmp_path)):
-        assert repaired.damaged_values(TENSORS) == []
+        assert look(repaired, path.parent.iterdir()) == {file: [] for file in path.parent.iterdir()}
         assert all(torch.equal(repaired.get(k), tensor) for k, tensor in TENSORS.items())
     assert len(list(path.parent.iterdir())) == 1
 

@@ -18,6 +18,7 @@ from dsplit.cache.draft import write_manifest
 from dsplit.cache.manifest import Entry, Manifest, manifest_path
 from dsplit.cache.rows import CachedRows
 from dsplit.cache.status import run_status
+from dsplit.cache.stock import take_stock
 from dsplit.cache.store import Store, Writer
 from dsplit.cache.verify import run_verify
 from dsplit.errors import CacheError, DataError
@@ -83,7 +84,8 @@ def read_all(folder: Path) -> list[bool]:
 def repair(folder: Path) -> set[str]:
     """What `dsplit cache` does about damage, with the encoders left out; the keys that it had to make anew."""
     store = Store(folder)
-    store.forget_values(store.damaged_values(VALUES))
+    take_stock(store, VALUES, lambda told: [told])
+    store.refresh()
     missing = {key: value for key, value in VALUES.items() if key not in store}
     write_values(store, missing)
     store.merge("encode")

@@ -121,11 +121,11 @@ class Order:
 
     @property
     def steps_per_epoch(self) -> int:
-        return math.ceil(sum(batches for _, batches in self.counts().values()) / self._together)
+        return math.ceil(sum(batches for _, batches in self.counts().values()) / self.together)
 
     @property
-    def _together(self) -> int:
-        """The batches of a step."""
+    def together(self) -> int:
+        """The batches of a step, of all processes."""
         return self.accumulation * self.world
 
     def steps(self, total: int, done: int = 0) -> Iterator[Step]:
@@ -134,11 +134,11 @@ class Order:
         while done < total:
             epoch = done // each
             batches = self.batches(epoch)
-            for start in range(done % each * self._together, len(batches), self._together):
+            for start in range(done % each * self.together, len(batches), self.together):
                 if done == total:
                     return
                 done += 1
-                stop = start + self._together
+                stop = start + self.together
                 yield Step(batches[start:stop], epoch, stop >= len(batches))
 
 

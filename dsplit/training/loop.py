@@ -54,7 +54,7 @@ class Loop:
         optimizer, scheduler = self.schedule.build(list(weights.values()))
         accelerator = self.processes.accelerator
         model, optimizer = accelerator.prepare(self.objective, optimizer, device_placement=[False, False])
-        trainee = Trainee(weights, optimizer, scheduler, accelerator.scaler)
+        trainee = Trainee(weights, optimizer, scheduler, accelerator.scaler, self.order.together)
         done = load_state(self.resume, trainee) if self.resume else 0
         if done:
             say(f"going on after step {done} of {self.schedule.total}, from {self.resume}")

@@ -23,12 +23,14 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class Trainee:
-    """What changes in training. weights: by name. scaler: accelerate's gradient scaler (fp16), or None."""
+    """What changes in training. weights: by name. scaler: accelerate's gradient scaler (fp16), or None.
+    batches: those of a step, of all processes."""
 
     weights: Mapping[str, torch.nn.Parameter]
     optimizer: Any
     scheduler: Any
     scaler: Any = None
+    batches: int = 1
 
 
 def save_state(folder: Path, step: int, trainee: Trainee) -> Path:
@@ -44,6 +46,7 @@ def save_state(folder: Path, step: int, trainee: Trainee) -> Path:
     counters = {
         "dsplit_state": FORMAT,
         "step": step,
+        "batches": trainee.batches,
         "optimizer": plain,
         "scheduler": _plain("the schedule", _values(trainee.scheduler.state_dict())),
         "scaler": trainee.scaler.state_dict() if trainee.scaler else None,
@@ -72,6 +75,8 @@ def load_state(path: Path, trainee: Trainee) -> int:
         weights, tensors = load_file(path / WEIGHTS), load_file(path / OPTIMIZER)
         if counters["dsplit_state"] != FORMAT:
             raise ValueError("it was written by another version of dsplit")
+        if counters["batches"] != trainee.batches:
+            raise ValueError(f"batches per step: saved {counters['batches']}, requested {trainee.batches}")
         _check_fit(path, weights, trainee.weights)
         with torch.no_grad():
             for name, weight in trainee.weights.items():

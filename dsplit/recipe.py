@@ -116,6 +116,7 @@ class TrainOptions:
     from_cache: str | None = option(None, "Train from this cache; encoders are never loaded.")
     name: str = option("default", "Name of the set of rows within the cache.")
     out: str | None = option(None, "Folder of the LoRA files, metrics and recipe.", shown=OUT)
+    full: bool = option(False, "Train all weights of the trained components, in fp32, instead of a LoRA.")
     rank: int | None = option(None, "LoRA rank.", shown="32", minimum=1)
     alpha: float | None = option(None, "LoRA alpha.", shown="the rank")
     lora_dropout: float = option(0.0, "Share of LoRA's inputs left out in training, below 1.", minimum=0)

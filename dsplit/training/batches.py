@@ -60,6 +60,10 @@ class Batch:
         """The same batch with its tensors on `device`."""
         return replace(self, values={k: v.to(device, non_blocking=True) for k, v in self.values.items()})
 
+    def cast(self, dtype: torch.dtype) -> Batch:
+        """The same batch with its floating values in `dtype`."""
+        return replace(self, values={k: v.to(dtype) if v.is_floating_point() else v for k, v in self.values.items()})
+
 
 @dataclass(frozen=True)
 class Step:

@@ -3,30 +3,24 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from dsplit.cache.files import write_file
-from dsplit.errors import CacheError, TrainingError
+from dsplit.errors import TrainingError
 from dsplit.training.batches import Step
-from dsplit.training.lora import state
-from dsplit.training.lora_files import serialised
 from dsplit.training.metrics import METRICS, PICTURE
+from dsplit.training.saving import CHECKPOINT, Saver, put, remove
 from dsplit.training.state import FOLDER as STATES
 from dsplit.training.state import Trainee, save_state, states
 
 RECIPE = "recipe.json"
-CHECKPOINT = re.compile(r"(epoch|step)-(\d+)\.safetensors")
 
 
 def earlier_files(folder: Path) -> list[Path]:
-    """What an earlier run left in `folder`: LoRA files, metrics, loss picture, recipe."""
+    """What an earlier run left in `folder`: checkpoints, metrics, loss picture, recipe."""
     if not folder.is_dir():
         return []
     return sorted(p for p in folder.iterdir() if CHECKPOINT.fullmatch(p.name) or p.name in (METRICS, PICTURE, RECIPE))
@@ -52,14 +46,12 @@ def refuse_earlier(folder: Path, overwrite: bool) -> None:
 class RunFolder:
     """Where a run saves, and when: every `save_steps` optimiser steps or every epoch; the last step once.
 
-    keep: how many checkpoints and states stay, the newest; None: all checkpoints, the newest state. writes: False in
-    all processes but one. trainee: what the state is made of.
+    saver: writes the checkpoints. keep: how many of them and of the states stay, the newest; None: all checkpoints, the
+    newest state. writes: False in all processes but one. trainee: what the state is made of.
     """
 
     folder: Path
-    components: Mapping[str, Any]
-    trained: Sequence[str]
-    lora_format: str
+    saver: Saver
     total: int
     save_steps: int | None = None
     keep: int | None = None
@@ -74,8 +66,8 @@ class RunFolder:
         if anew:
             shutil.rmtree(self.folder / STATES, ignore_errors=True)
             for path in earlier_files(self.folder):
-                path.unlink()
-        self._put(RECIPE, (json.dumps(recipe, indent=2, default=str) + "\n").encode())
+                remove(path)
+        put(self.folder / RECIPE, (json.dumps(recipe, indent=2, default=str) + "\n").encode())
 
     def after(self, number: int, step: Step, stop: int = 0) -> None:
         """Saves if a checkpoint is due after step `number` (from 1), or the run is about to `stop`."""
@@ -84,7 +76,8 @@ class RunFolder:
         if not self.writes or not (last or due or stop):
             return
         by_epoch = self.save_steps is None and (last or due)
-        self._save(f"epoch-{step.epoch}.safetensors" if by_epoch else f"step-{number}.safetensors", number)
+        path = self.saver.save(self.folder, f"epoch-{step.epoch}" if by_epoch else f"step-{number}", number)
+        self.saved = [earlier for earlier in self.saved if earlier != path] + [path]
         if self.trainee:
             save_state(self.folder, number, self.trainee)
             self._forget()
@@ -96,25 +89,5 @@ class RunFolder:
         if self.keep:  # those of an earlier part of the run too
             found = [path for path in earlier_files(self.folder) if CHECKPOINT.fullmatch(path.name)]
             for path in sorted(found, key=lambda path: path.stat().st_mtime_ns)[: -self.keep]:
-                path.unlink()
+                remove(path)
             self.saved = [path for path in self.saved if path.exists()]
-
-    def _save(self, name: str, number: int) -> None:
-        """Raises TrainingError if a weight is not finite, and leaves the folder as it is."""
-        tensors, metadata = state(self.components, self.trained, self.lora_format)
-        bad = [k for k, v in tensors.items() if not torch.isfinite(v).all()]
-        if bad:
-            raise TrainingError(
-                f"step {number}: {len(bad)} of {len(tensors)} LoRA tensors are not finite (NaN/Inf), e.g. '{bad[0]}'; "
-                f"'{name}' was not written; lower --lr"
-            )
-        self._put(name, serialised(tensors, metadata))
-        self.saved = [path for path in self.saved if path.name != name] + [self.folder / name]
-
-    def _put(self, name: str, data: bytes) -> None:
-        path = self.folder / name
-        try:
-            write_file(path, [data])
-        except CacheError as error:
-            reason = getattr(error.__cause__, "strerror", None) or error.__cause__
-            raise TrainingError(f"{path}: cannot write it: {reason}; earlier checkpoints are kept") from error

@@ -20,7 +20,7 @@ class Objective(torch.nn.Module):
 
     A module that holds the trained components, so that a wrapper (DDP) around it sees all that is trained.
     components: those of stage 2. process: the noise process. options: training options by name; the task takes its own.
-    posterior: whether latents are its `mean`, or a `sample` drawn here.
+    posterior: whether latents are its `mean`, or a `sample` drawn here. dtype: what values are cast to, or None.
     """
 
     def __init__(
@@ -33,8 +33,10 @@ class Objective(torch.nn.Module):
         seed: int,
         options: Mapping[str, Any],
         posterior: str = "mean",
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
+        self.dtype = dtype
         self.family, self.task, self.components, self.process, self.seed = family, task, components, process, seed
         self.trained = torch.nn.ModuleDict({name: components[name] for name in trained})
         self.options = {name: options[name] for name in task.options}
@@ -51,6 +53,8 @@ class Objective(torch.nn.Module):
         first = {name: column[0] for name, column in batch.columns.items()}
         once, each = self.units[bool(self.task.negative_if and self.task.negative_if(first))]
         rng = Rng(self.seed, batch.ids, batch.visits)
+        if self.dtype:
+            batch = batch.cast(self.dtype)
         known = run_units(once, {**batch.columns, **batch.values, RNG: rng}, self.components)
         batch = replace(batch, values={**batch.values, **{o: known[o] for u in once for o in u.outputs}})
         denoise = Denoiser(self.family, each, self.components, known, self.process)

@@ -21,9 +21,9 @@ from dsplit.training.batches import Order, Reader, buckets, describe, ragged_axe
 from dsplit.training.checkpoints import RunFolder, refuse_earlier
 from dsplit.training.job import Job, cached_job, check_devices, live_job, refuse_dropout
 from dsplit.training.loop import Loop
-from dsplit.training.lora import adapters, inject, skeleton
 from dsplit.training.lora_files import refuse_format
-from dsplit.training.lora_start import Start, check_start, load_start, read_start
+from dsplit.training.lora_start import Start, read_start
+from dsplit.training.method import method_of, refuse_mixture
 from dsplit.training.objective import Objective
 from dsplit.training.optimisers import Schedule, known_schedules
 from dsplit.training.processes import Processes, own_device, precision_of
@@ -41,6 +41,7 @@ def run_train(model: ModelOptions, data: DataOptions, train: TrainOptions) -> di
     TrainingError where training cannot go on.
     """
     started = time.monotonic()
+    refuse_mixture(train)
     if not 0 <= train.prompt_dropout <= 1:
         raise UsageError(f"--prompt-dropout {train.prompt_dropout:g}: it is a share of visits, from 0 to 1")
     out = Path(train.out or OUT)
@@ -71,10 +72,7 @@ def _train(
         refuse_dropout(job)
     start = read_start(Path(train.init_lora), train.rank, train.alpha) if train.init_lora else None
     train = _resolved(train, job, start)
-    skeletons = {name: skeleton(job.model, name) for name in job.trained}
-    plan = adapters(skeletons, train.targets, job.family.lora_targets, job.family.trainable)
-    if start:
-        check_start(start, skeletons, plan)
+    method = method_of(job, train, start)
     check_devices(job.rows, job.split.columns)
     claim_folder(out)
 
@@ -89,28 +87,17 @@ def _train(
     )
     total = train.max_steps or order.steps_per_epoch * train.epochs
     _say_plan(job, order, total, train, device)
-    job.components.update({name: load_component(job.model, name, job.dtype, device) for name in job.loaded})
-    weights = inject(
-        job.components, plan, int(train.rank or 0), float(train.alpha or 0), train.seed, train.lora_dropout
-    )
-    if train.targets:
-        counts = (f"{entry} {n}" for adapter in plan.values() for entry, n in adapter.counts.items())
-        say(f"--targets, modules matched: {', '.join(counts)}")
-    adapted = ", ".join(f"{counted(len(a.modules), 'module')} of {n}" for n, a in plan.items())
-    say(
-        f"LoRA: {adapted}; rank {train.rank}, "
-        f"alpha {train.alpha:g}, {sum(w.numel() for w in weights):,} weights in {_dtype(weights[0].dtype)}"
-    )
-    if start:
-        load_start(start, job.components)
+    dtypes = {name: method.dtype or job.dtype if name in job.trained else job.dtype for name in job.loaded}
+    job.components.update({name: load_component(job.model, name, dtype, device) for name, dtype in dtypes.items()})
+    saver = method.begin(job.components)
     for name in job.trained:
         _train_mode(name, job.components[name], train.gradient_checkpointing)
     process = job.noise_process()
+    options, parts = asdict(train), job.components
     objective = Objective(
-        job.family, job.task, job.components, job.trained, process, train.seed, asdict(train), job.posterior
+        job.family, job.task, parts, job.trained, process, train.seed, options, job.posterior, method.dtype
     )
-    keep, form = train.keep, train.lora_format
-    run = RunFolder(out, job.components, job.trained, form, total, train.save_steps, keep, processes.main)
+    run = RunFolder(out, saver, total, train.save_steps, train.keep, processes.main)
     processes.wait()  # all have seen that no earlier run is there
     run.begin(_recipe(job, model, data, train, device, total), anew=not state)
     schedule = _schedule(train, total)

@@ -14,6 +14,7 @@ from dsplit.training import lora_files
 from dsplit.training.batches import Step
 from dsplit.training.checkpoints import RunFolder
 from dsplit.training.lora import adapters, entries, inject, skeleton, state
+from dsplit.training.saving import LoraFiles
 from tests import tiny
 from tests.training.conftest import model
 
@@ -257,7 +258,7 @@ def test_only_diffusers_files_hold_other_components():
 
 
 def run_folder(tmp_path, components):
-    return RunFolder(tmp_path, components, ["transformer"], "diffusers", total=3, save_steps=1)
+    return RunFolder(tmp_path, LoraFiles(components, ["transformer"], "diffusers"), total=3, save_steps=1)
 
 
 def test_weights_that_are_not_finite_are_never_saved(transformer, tmp_path):

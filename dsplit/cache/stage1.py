@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -136,7 +137,8 @@ class Stage1:
 
 
 def _finite(value: torch.Tensor) -> list[bool]:
-    """Per row, True if every number is finite."""
-    if not value.is_floating_point():
+    """Per row, True if every number is finite; in one pass, since neither bound is finite if some number is not."""
+    if not value.is_floating_point() or not value.numel():
         return [True] * len(value)
-    return value.isfinite().reshape(len(value), -1).all(dim=1).tolist()
+    low, high = value.flatten(1).aminmax(dim=1) if value.ndim > 1 else (value, value)
+    return [math.isfinite(one) and math.isfinite(other) for one, other in zip(low.tolist(), high.tolist(), strict=True)]

@@ -162,6 +162,6 @@ def value_of(tensor: torch.Tensor) -> Value:
     """The bytes of a tensor, off the device, in C order."""
     import torch
 
-    flat = tensor.detach().to("cpu").contiguous().reshape(-1)
-    data = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
+    held = tensor.detach().to("cpu").contiguous()
+    data = held.view(-1).view(torch.uint8).numpy().tobytes() if held.numel() else b""
     return Value(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), data)

@@ -20,7 +20,6 @@ from dsplit.cache.plan import Call, Job, groups, jobs_of
 from dsplit.cache.stage1 import Stage1
 from dsplit.cache.store import Store
 from dsplit.dataset import Row
-from dsplit.dataset.rows import View
 from dsplit.errors import UsageError
 from dsplit.models import load_image
 from dsplit.models.locate import locate
@@ -128,8 +127,8 @@ def test_rows_come_decoded_in_order(tmp_path: Path, workers: int) -> None:
     assert isinstance(got[4][1], str)
     for n, (_, values) in enumerate(got):
         if n != 4:
-            alone = {"image": [rows[n].files["image"]], "size": [(32, 32)], "view": [View(0, 0)]}
-            assert torch.equal(values["pixels"], load_image(alone, {})["pixels"])
+            given = {"image": [rows[n].files["image"]], "size": [(32, 32)], "view": [rows[n].view]}
+            assert torch.equal(values["pixels"], load_image(given, {})["pixels"])
 
 
 def test_only_a_few_pictures_are_decoded_ahead(tmp_path: Path) -> None:

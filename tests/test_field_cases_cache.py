@@ -13,7 +13,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from dsplit.cache.encode import encode
+from dsplit.cache.manifest import manifest_path, read_manifest
 from dsplit.cache.rows import CachedRows
+from dsplit.cache.shards import write_shard
+from dsplit.cache.store import Store, value_of
 from dsplit.cli import main
 from dsplit.models.load import load_component
 from dsplit.models.locate import locate
@@ -93,6 +96,18 @@ def test_c06_every_prompt_dropped_trains_on_the_empty_prompts_embedding(dsplit: 
     for k in range(3):
         assert torch.equal(batch["prompt_embeds"][k], expected["prompt_embeds"][0])
         assert torch.equal(batch["prompt_mask"][k], expected["prompt_mask"][0])
+    (shard,) = (out / "shards" / "encode_prompt").glob("*.safetensors")
+    store, there = Store(out), set(load_file(shard))
+    rows = read_manifest(manifest_path(out, "default")).rows
+    needed = {key: value_of(store.get(key)) for row in rows for key in row.all_keys if key in there}
+    shard.unlink()
+    write_shard(shard.parent, "encode_prompt", needed)
+    assert losses("other") == kept  # the empty prompt's values are gone, and nothing else needs them
+    words = ("train", "--model", model, "--from-cache", out, "--out", tmp_path / "o", "--prompt-dropout", "0.1")
+    refused = dsplit(*words)
+    assert (refused.code, "needs the values of the empty prompt" in refused.err) == (1, True)
+    assert "run `dsplit cache` again" in refused.err
+    assert not (tmp_path / "o").exists()
     too_much = dsplit("train", "--model", model, "--from-cache", out, "--prompt-dropout", "1.5")
     assert (too_much.code, "--prompt-dropout 1.5: it is a share of visits, from 0 to 1" in too_much.err) == (2, True)
 

@@ -136,7 +136,10 @@ def refuse_other(folder: Path, header: Mapping[str, Any], requested: Mapping[str
 
 
 def refuse_dropout(job: Job) -> None:
-    """Raises UsageError if the job has no prompt to drop, or its cache no value for the empty one in its place."""
+    """Raises UsageError if the job has no prompt to drop, or its cache can have no value for the empty one.
+
+    CacheError if the cache could have it, but it cannot be read.
+    """
     if "prompt" not in (*job.split.stage1_columns, *job.split.columns):
         raise UsageError(f"--prompt-dropout: {job.family.name} reads no prompt; leave it out")
     if job.live:
@@ -148,6 +151,10 @@ def refuse_dropout(job: Job) -> None:
             f"--prompt-dropout: the cache has no {', '.join(twinless)} of the empty prompt, since more of a row than "
             "its prompt makes it; leave the option out, or train without --from-cache"
         )
+    try:
+        job.rows.values(0, {"prompt": None})
+    except CacheError as error:
+        raise CacheError(f"--prompt-dropout needs the values of the empty prompt: {error}") from error
 
 
 def check_devices(rows: Rows, crossing: Sequence[str]) -> None:

@@ -19,6 +19,7 @@ from dsplit.training.job import Job, check_devices, refuse_dropout
 from dsplit.training.live import LiveRows
 from dsplit.units import Split
 from tests import tiny
+from tests.training.test_batches import Few
 
 LATENTS = torch.zeros(1, 16, 1, 8, 8)
 HALF = torch.tensor([0.5])
@@ -82,7 +83,8 @@ def describe(pixels, prompt, text_encoder):
 
 def test_dropout_needs_a_prompt_and_from_a_cache_its_empty_twins():
     family, cached = registry().family("qwen-image"), {"axes": {"prompt_embeds": ["prompt"], "latents": ["view"]}}
-    whole = replace(job(tiny.QWEN_IMAGE), header={**cached, "empty_prompt": {"prompt_embeds": "k"}})
+    header = {**cached, "empty_prompt": {"prompt_embeds": "k"}}
+    whole = replace(job(tiny.QWEN_IMAGE), header=header, rows=Few([1]))
     refuse_dropout(whole)
     refuse_dropout(replace(whole, header={}))  # unsplit
 

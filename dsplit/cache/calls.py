@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import compress
+from itertools import chain, compress
 from typing import TYPE_CHECKING, overload
 
 from dsplit.cache.draft import Draft
@@ -171,10 +171,9 @@ class Calls(Sequence[Call]):
         )
         return Counter({(sizes[size], length): n for (size, length), n in found.items()})
 
-    def values(self) -> Iterator[str]:
-        """The keys of all their values."""
-        for number in self.numbers:
-            yield from self.table.value_keys(number)
+    def values(self) -> Iterable[str]:
+        """The keys of all their values; can be gone through again."""
+        return _Values(self)
 
     @property
     def value_count(self) -> int:
@@ -216,6 +215,14 @@ class Calls(Sequence[Call]):
 
     def _jobs(self) -> Iterator[int]:
         return map(self.table.job_of.__getitem__, self.numbers)
+
+
+class _Values(Iterable[str]):
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    def __iter__(self) -> Iterator[str]:
+        return chain.from_iterable(map(self._calls.table.value_keys, self._calls.numbers))
 
 
 def by_job(calls: Sequence[Call]) -> Mapping[str, Sequence[Call]]:

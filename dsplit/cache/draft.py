@@ -121,9 +121,7 @@ class Draft(Sequence[Entry]):
             self._file.flush()
         except OSError as error:
             where = tempfile.gettempdir()
-            raise CacheError(
-                f"{where}: cannot write the plan there: {error.strerror}; $TMPDIR names another"
-            ) from error
+            raise CacheError(f"{where}: cannot write there: {error.strerror}; set TMPDIR to another folder") from error
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:

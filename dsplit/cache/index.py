@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -78,12 +78,7 @@ class Index(Database):
     @lasting
     def facts(self, keys: Sequence[str]) -> dict[str, tuple[int, int]]:
         """The bytes and the checksum of those of `keys` that have a value."""
-        found: dict[str, tuple[int, int]] = {}
-        for start in range(0, len(keys), ASKED):
-            part = [bytes.fromhex(key) for key in keys[start : start + ASKED]]
-            query = f"SELECT key, length, crc FROM entries WHERE key IN ({','.join('?' * len(part))})"
-            found.update((key.hex(), (length, crc)) for key, length, crc in self.db.execute(query, part))
-        return found
+        return {key.hex(): (length, crc) for key, length, crc in self._entries("key, length, crc", keys)}
 
     @lasting
     def sync(self) -> None:
@@ -131,12 +126,8 @@ class Index(Database):
 
     @lasting
     def holding(self, keys: Iterable[str]) -> set[Path]:
-        """The shards that hold some of `keys`."""
-        numbers: set[int] = set()
-        coming = map(bytes.fromhex, keys)
-        while part := list(islice(coming, ASKED)):
-            query = f"SELECT DISTINCT shard FROM entries WHERE key IN ({','.join('?' * len(part))})"
-            numbers.update(number for (number,) in self.db.execute(query, part))
+        """The shards that hold some of `keys`, which may have to be gone through again."""
+        numbers = {number for (number,) in self._entries("DISTINCT shard", keys)}
         return {path for number in numbers if (path := self._shards.get(number) or self._shard(number))}
 
     @lasting
@@ -275,6 +266,14 @@ class Index(Database):
             else:
                 gone.append(name)
         return gone
+
+    def _entries(self, columns: str, keys: Iterable[str]) -> Iterator[tuple[Any, ...]]:
+        """These columns of the entries of `keys`."""
+        coming = map(bytes.fromhex, keys)
+        while part := list(islice(coming, ASKED)):
+            yield from self.db.execute(
+                f"SELECT {columns} FROM entries WHERE key IN ({','.join('?' * len(part))})", part
+            )
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()

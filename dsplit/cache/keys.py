@@ -50,12 +50,13 @@ class CallKeys:
         shared = ["rows", str(rows)] if rows > 1 else []
         parts = ["unit", unit.identity, code_version(unit), "components", *used, "dtype", dtype, *shared, "inputs"]
         self._start = hashlib.blake2b(b"".join(map(_part, parts)), digest_size=16)
-        self._names = [_part(unit.parameters.get(name, name)).decode() + KEY_LENGTH for name in unit.inputs]
+        names = (_part(unit.parameters.get(name, name)).decode() for name in unit.inputs)
+        self._rest = "".join(f"{name}{KEY_LENGTH}%s" for name in names)
 
     def of(self, inputs: Iterable[str]) -> str:
         """The key of a call, by those of its inputs in declared order."""
         digest = self._start.copy()
-        digest.update("".join([part for named in zip(self._names, inputs, strict=True) for part in named]).encode())
+        digest.update((self._rest % tuple(inputs)).encode())
         return digest.hexdigest()
 
 
@@ -92,13 +93,17 @@ def _source_digest(source: str) -> str:
 
 def output_key(call: str, unit: Unit, output: str) -> str:
     """The key of one output of a call; equal for all uses of a unit, whatever they name the output."""
-    text = KEY_LENGTH + call + _text_part(unit.stored_name(output))  # as key_of has it, but there may be millions
-    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+    return value_key(call, output_part(unit, output))
 
 
-@functools.cache
-def _text_part(text: str) -> str:
-    return _part(text).decode()
+def output_part(unit: Unit, output: str) -> str:
+    """What the keys of an output have in common."""
+    return _part(unit.stored_name(output)).decode()
+
+
+def value_key(call: str, part: str) -> str:
+    """As `output_key`, for `part` of the output: as `key_of` has it, but there may be millions."""
+    return hashlib.blake2b(f"{KEY_LENGTH}{call}{part}".encode(), digest_size=16).hexdigest()
 
 
 class Digests:

@@ -11,10 +11,10 @@ import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from dsplit.cache.keys import key_of
 from dsplit.cache.shards import KEY
@@ -26,13 +26,13 @@ CHUNK = 1 << 20
 AGAIN = "run `dsplit cache` again"
 FAULTS = (ValueError, KeyError, TypeError, AttributeError, RecursionError)  # of JSON that is not what it should be
 Axes = Mapping[str, Sequence[str]]  # per value, the columns with variants that it depends on
+NOTHING: Mapping[str, Any] = {}
 OPTIONAL = ("variants", "fault")  # fields of a row that are left out where they are empty
 _JSON = json.JSONEncoder(ensure_ascii=False)  # made once: there may be ten million rows
 FOREIGN = (".pth", ".pt")  # what the reference's stage 1 writes
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A row of a manifest.
 
     place: where the row stands in its metadata. size: target (W, H). columns: the columns that cross to stage 2, typed;
@@ -45,10 +45,10 @@ class Entry:
     id: str
     place: str
     size: tuple[int, int]
-    columns: Mapping[str, Any] = field(default_factory=dict)
-    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    inputs: Mapping[str, str] = field(default_factory=dict)
-    variants: Mapping[str, int] = field(default_factory=dict)
+    columns: Mapping[str, Any] = NOTHING
+    keys: Mapping[str, Sequence[str]] = NOTHING
+    inputs: Mapping[str, str] = NOTHING
+    variants: Mapping[str, int] = NOTHING
     fault: str = ""
 
     def key(self, value: str, axes: Iterable[str], choice: Choice) -> str:
@@ -96,7 +96,9 @@ def head_of(header: Mapping[str, Any], rows: int, digest: str) -> bytes:
 
 def entry_line(entry: Entry) -> str:
     """A row as it stands in a manifest."""
-    return line_of({name: value for name, value in vars(entry).items() if value or name not in OPTIONAL})
+    return line_of(
+        {name: value for name, value in zip(entry._fields, entry, strict=True) if value or name not in OPTIONAL}
+    )
 
 
 def entry_of(line: bytes) -> Entry:

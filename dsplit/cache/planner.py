@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from dsplit.cache.calls import NO_ROW, Calls, CallTable, KeySet, Present
 from dsplit.cache.draft import Draft
-from dsplit.cache.keys import CallKeys, output_key, text_key
+from dsplit.cache.keys import CallKeys, output_part, text_key, value_key
 from dsplit.cache.manifest import Entry, entry_line, number
 from dsplit.cache.plan import AXES, Call, Job, axes_of, jobs_of, text_bytes, texts_of
 from dsplit.cache.together import rows_of
@@ -66,7 +66,7 @@ class Plan:
     def with_faults(self, problems: Mapping[str, Sequence[Problem]]) -> Draft:
         """The entries, those of rows that could not be encoded with the reason; `problems` by call key."""
         faults = {p.where: p.what for found in problems.values() for p in found}
-        return self.entries.changed(lambda entry: replace(entry, fault=faults.get(entry.place, "")))
+        return self.entries.changed(lambda entry: entry._replace(fault=faults.get(entry.place, "")))
 
     def without(self, problems: Collection[str]) -> Plan:
         """The plan without these calls, by their keys, and without the rows that need a value of them."""
@@ -130,7 +130,9 @@ class Planner:
             maker = makers[id(split)]
             keys = column_keys(row, maker.columns, files)
             variants = {axis: len(row.variants[axis]) for axis in AXES if axis in row.variants}
-            read = {name: _together(row, name, keys[name]) for name in maker.columns if name in keys and name != "size"}
+            read = {name: some[0] for name, some in keys.items() if name != "size"}
+            if variants:
+                read |= {axis: text_key(list(row.variants[axis])) for axis in variants if axis in read}
             maker.add_calls(table, i, row, keys, variants)
             stored = {name: keys[name] for name in split.boundary if name in keys}
             entry = Entry(row.id, row.place, row.size, crossing(row, split.columns), stored, read, variants)
@@ -158,23 +160,33 @@ class _Maker:
                 jobs.append(job)
             own[job.unit.name] = jobs.index(job), job.columns & texts
         alone = -1, frozenset[str]()  # a unit whose outputs are not stored
-        self._units = [(unit, call_keys(unit), *own.get(unit.name, alone)) for unit in split.stage1]
+        self._units = [
+            (
+                unit,
+                call_keys(unit),
+                [(name, output_part(unit, name)) for name in unit.outputs],
+                *own.get(unit.name, alone),
+            )
+            for unit in split.stage1
+        ]
 
     def add_calls(self, table: CallTable, i: int, row: Row | None, keys: Keys, variants: Mapping[str, int]) -> None:
         """Adds the calls for the columns in `keys` to the table, and the keys of what they make to `keys`.
 
         variants: how many there are per axis that has several.
         """
-        for unit, call_keys, job, texts in self._units:
-            if not all(name in keys for name in unit.inputs):
-                continue
+        for unit, call_keys, outputs, job, texts in self._units:
+            try:
+                inputs = [keys[name] for name in unit.inputs]
+            except KeyError:
+                continue  # of the empty prompt
             if variants:
                 choices: Sequence[Choice] = self._choices(unit, variants)
                 made = [call_keys.of(self._inputs(unit, keys, variants, choice)) for choice in choices]
             else:
-                choices, made = FIRST, [call_keys.of([keys[name][0] for name in unit.inputs])]
-            for output in unit.outputs:
-                keys[output] = [output_key(call, unit, output) for call in made]
+                choices, made = FIRST, [call_keys.of([some[0] for some in inputs])]
+            for output, part in outputs:
+                keys[output] = [value_key(call, part) for call in made]
             if job >= 0:
                 for k, (call, choice) in enumerate(zip(made, choices, strict=True)):
                     table.add(call, job, i, k, _length(row, choice, texts) if row and texts else 0)
@@ -195,8 +207,8 @@ def column_keys(row: Row, columns: Sequence[str], files: Mapping[Source, str]) -
     found = {}
     for name in columns:
         if name in row.files:
-            if row.files[name] in files:
-                found[name] = [files[row.files[name]]]
+            if key := files.get(row.files[name]):
+                found[name] = [key]
         elif name == "size":
             found[name] = [_size_key(row.size)]
         elif name == "view":
@@ -210,13 +222,8 @@ def column_keys(row: Row, columns: Sequence[str], files: Mapping[Source, str]) -
 
 def crossing(row: Row, columns: Sequence[str]) -> dict[str, Any]:
     """What a manifest says of those of `columns` that the row has; `size` has its own place there."""
-    known = {**row.columns, "view": row.view, **row.variants}
+    known = {**row.columns, "view": row.view, **row.variants} if columns else {}
     return {name: known[name] for name in columns if name in known}
-
-
-def _together(row: Row, name: str, keys: Sequence[str]) -> str:
-    """The key of a column; of all its variants where it has several."""
-    return text_key(list(row.variants[name])) if name in row.variants else keys[0]
 
 
 @functools.lru_cache(4096)

@@ -16,7 +16,7 @@ from dsplit.cache.estimate import component_bytes, file_bytes, free_bytes, value
 from dsplit.cache.plan import groups
 from dsplit.cache.reasons import reasons
 from dsplit.cache.store import Store
-from dsplit.cache.work import Work, buckets, find_work, warn_of_cut_captions
+from dsplit.cache.work import Work, find_work, warn_of_cut_captions
 from dsplit.console import warn
 from dsplit.errors import CacheError
 from dsplit.models.load import load_component
@@ -45,7 +45,7 @@ def preview(
     warn_of_full_disk(folder, disk)
     result = {
         "rows": len(work.rows),
-        "buckets": buckets(work.rows),
+        "buckets": dict(work.buckets),
         "values": _counts(work, missing, sizes),
         "bytes": bytes_,
         "disk": disk,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
@@ -150,14 +150,15 @@ def _result(plan: Plan, store: Store, encoded: Mapping[str, int], folder: Path) 
 
 def _contents(plan: Plan, store: Store) -> Iterator[tuple[str, str, str, int]]:
     """(row id, value name, key, checksum) of all values of all rows, sorted."""
-    for numbers in _parts(iter(plan.entries.by_id())):
+    for numbers in _parts(plan.entries.by_id()):
         rows: list[Entry] = [plan.entries[i] for i in numbers]
         facts = store.facts([key for row in rows for key in row.all_keys])
         for row in rows:
             yield from sorted((row.id, name, key, facts[key][1]) for name, keys in row.keys.items() for key in keys)
 
 
-def _parts(things: Iterator[T]) -> Iterator[list[T]]:
+def _parts(all_: Iterable[T]) -> Iterator[list[T]]:
+    things = iter(all_)
     while part := list(islice(things, STEP)):
         yield part
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,11 +29,15 @@ BUCKETS_SHOWN = 6
 
 @dataclass(frozen=True)
 class Work:
-    """The rows of a data set and the plan for them; `manifest` is what the cache will say of them."""
+    """The rows of a data set and the plan for them; `manifest` is what the cache will say of them.
+
+    buckets: rows per target size, `{"64x64": 3, ...}`, the most frequent first.
+    """
 
     model: Model
     planner: Planner
     rows: Sequence[Row]
+    buckets: Mapping[str, int]
     plan: Plan
     manifest: Manifest
     digests: Digests
@@ -68,13 +72,14 @@ def find_work(
         warn(f"left out: {problem}")
     rows = dataset.rows[:first] if first else dataset.rows
     device, dtype = device_and_dtype(model)
-    say(_rows_line(rows, device, dtype))
+    buckets, sources = _survey(rows, planner)
+    say(_rows_line(buckets, device, dtype))
     digests = Digests(folder)
     parts = component_files(located, planner.components, digests)
     components = {name: digest_of(files) for name, files in parts.items()}
-    plan = planner.plan(rows, file_keys(_files(rows, planner), digests), components, dtype)
+    plan = planner.plan(rows, file_keys(sources, digests), components, dtype)
     header = header_of(located, planner, parts, plan.empty, (model, data), device, dtype)
-    return Work(located, planner, rows, plan, Manifest(header, plan.entries), digests, device, dtype)
+    return Work(located, planner, rows, buckets, plan, Manifest(header, plan.entries), digests, device, dtype)
 
 
 def warn_of_cut_captions(work: Work, store: Store) -> None:
@@ -116,24 +121,22 @@ def _lengths(call: Call, store: Store) -> list[int]:
     return [store.entry(key).shape[axis] for key, axis in stored.items()]
 
 
-def _files(rows: Sequence[Row], planner: Planner) -> dict[Source, str]:
-    """The files that stage 1 reads, each with the first row that names it."""
-    found: dict[Source, str] = {}
+def _survey(rows: Iterable[Row], planner: Planner) -> tuple[dict[str, int], dict[Source, str]]:
+    """Rows per target size, `{"64x64": 3, ...}`, the most frequent first; the files that stage 1 reads, each with the
+    first row that names it."""
+    sizes = Counter[tuple[int, int]]()
+    files: dict[Source, str] = {}
     for row in rows:
-        for name in planner.columns:
-            if name in row.files:
-                found.setdefault(row.files[name], row.place)
-    return found
+        sizes[row.size] += 1
+        for name, file in row.files.items():
+            if name in planner.columns and file not in files:
+                files[file] = row.place
+    return {f"{w}x{h}": n for (w, h), n in sizes.most_common()}, files
 
 
-def buckets(rows: Sequence[Row]) -> dict[str, int]:
-    """`{"64x64": 3, ...}`: rows per target size, the most frequent first."""
-    return {f"{w}x{h}": n for (w, h), n in Counter(row.size for row in rows).most_common()}
-
-
-def _rows_line(rows: Sequence[Row], device: str, dtype: str) -> str:
-    sizes = buckets(rows)
-    shown = ", ".join(f"{size}: {n}" for size, n in list(sizes.items())[:BUCKETS_SHOWN])
-    if len(sizes) > BUCKETS_SHOWN:
-        shown += f", {len(sizes) - BUCKETS_SHOWN} more"
-    return f"plan: {counted(len(rows), 'row')} in {counted(len(sizes), 'bucket')} ({shown}), on {device} in {dtype}"
+def _rows_line(buckets: Mapping[str, int], device: str, dtype: str) -> str:
+    shown = ", ".join(f"{size}: {n}" for size, n in list(buckets.items())[:BUCKETS_SHOWN])
+    if len(buckets) > BUCKETS_SHOWN:
+        shown += f", {len(buckets) - BUCKETS_SHOWN} more"
+    rows, sizes = counted(sum(buckets.values()), "row"), counted(len(buckets), "bucket")
+    return f"plan: {rows} in {sizes} ({shown}), on {device} in {dtype}"

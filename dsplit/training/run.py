@@ -14,7 +14,7 @@ import torch
 from dsplit.cache import ranks
 from dsplit.cache.files import claim_folder
 from dsplit.console import counted, say, warn
-from dsplit.errors import UsageError
+from dsplit.errors import TrainingError, UsageError
 from dsplit.models.load import load_component, pick_device, set_threads
 from dsplit.recipe import OUT, DataOptions, ModelOptions, TrainOptions, stated
 from dsplit.training.batches import Order, Reader, buckets, describe, ragged_axes
@@ -27,7 +27,7 @@ from dsplit.training.method import method_of, refuse_mixture
 from dsplit.training.objective import Objective
 from dsplit.training.optimisers import Schedule, known_schedules
 from dsplit.training.processes import Processes, own_device, precision_of
-from dsplit.training.state import find_state
+from dsplit.training.state import find_state, step_of
 
 LR, RANK = 1e-4, 32  # where neither the user nor the family states them
 BUCKETS_SHOWN = 12
@@ -86,6 +86,8 @@ def _train(
         processes.world,
     )
     total = train.max_steps or order.steps_per_epoch * train.epochs
+    if state and (done := step_of(state)) >= total:
+        raise TrainingError(f"{state}: nothing is left to do, it is after step {done} of {total}; state a --max-steps")
     _say_plan(job, order, total, train, device)
     dtypes = {name: method.dtype or job.dtype if name in job.trained else job.dtype for name in job.loaded}
     job.components.update({name: load_component(job.model, name, dtype, device) for name, dtype in dtypes.items()})

@@ -90,6 +90,14 @@ def load_state(path: Path, trainee: Trainee) -> int:
         raise TrainingError(f"{path}: cannot go on from it ({error}); choose another state with --resume") from error
 
 
+def step_of(path: Path) -> int:
+    """The optimiser step after which the state in the folder `path` was saved. Raises TrainingError."""
+    try:
+        return int(json.loads((path / COUNTERS).read_text(encoding="utf-8"))["step"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise TrainingError(f"{path}: cannot go on from it ({error}); choose another state with --resume") from error
+
+
 def states(folder: Path) -> dict[int, Path]:
     """The whole states below the run folder `folder`, by step."""
     found = {}

@@ -101,6 +101,8 @@ def test_states_that_cannot_be_used_are_refused(three, tmp_path):
     three.train(out, max_steps=1)
     with pytest.raises(TrainingError, match=r"other weights are trained:\n.*saved 4x128, requested 2x128"):
         three.train(out, max_steps=2, rank=2, resume="latest")
+    with pytest.raises(TrainingError, match="nothing is left to do, it is after step 1 of 1; state a --max-steps"):
+        three.train(out, max_steps=1, resume="latest")
     with pytest.raises(TrainingError, match="batches per step: saved 1, requested 2"):
         three.train(out, max_steps=2, gradient_accumulation_steps=2, resume="latest")
     (out / "state/step-1/optimizer.safetensors").write_bytes(b"cut")

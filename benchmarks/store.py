@@ -38,6 +38,7 @@ HEADER = {
     "columns": ["size"],
     "axes": {},
     "empty_prompt": {},
+    "data": {},
 }
 WRITERS, COMMITS, ROWS = 8, 25, 32
 

@@ -11,6 +11,7 @@ from dsplit.cache.calls import KeySet
 from dsplit.cache.draft import Draft
 from dsplit.cache.header import check_header
 from dsplit.cache.manifest import AGAIN, Entry, ManifestFile
+from dsplit.cache.shards import KEY
 from dsplit.errors import CacheError
 
 NONE = 0xFFFFFFFF  # no row
@@ -31,11 +32,7 @@ class Earlier(Sequence[Entry]):
             self.known.add(key)
         for end, row in self._file:
             self._ends.append(end)
-            try:
-                new = self.ids.add(row.id)
-            except ValueError:
-                new = False
-            if not new or len(row.id) != 32:
+            if not KEY.fullmatch(row.id) or not self.ids.add(row.id):
                 raise CacheError(f"{path}: '{row.id}' is no row id; {AGAIN}")
             for key in row.all_keys:
                 self.known.add(key)

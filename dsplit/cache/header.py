@@ -27,6 +27,7 @@ KINDS: dict[str, type] = {  # of what later runs read
     "columns": list,
     "axes": dict,
     "empty_prompt": dict,
+    "data": dict,
     "rows": int,
 }
 
@@ -76,6 +77,7 @@ def check_header(path: Path, header: Mapping[str, Any]) -> None:
     model = header.get("model", {})
     good = all(isinstance(header.get(name), kind) for name, kind in KINDS.items())
     good = good and all(isinstance(name, str) for list_ in ("trainable", "columns") for name in header[list_])
+    good = good and all(isinstance(version, str) for version in header["units"].values())
     good = good and isinstance(model, dict) and isinstance(model.get("name"), str)
     good = good and _is_table(model.get("files"), str) and _is_table(model.get("sizes"), int)
     if not good:

@@ -259,21 +259,17 @@ class Index(Database):
 
     def _gone(self, known: Mapping[str, Stamp], seen: dict[str, Stamp]) -> list[str]:
         """The known shards that went away; one that another process wrote after the look is taken for seen."""
-        gone = []
         for name in known.keys() - seen.keys():
             if (self.folder / name).exists():
                 seen[name] = known[name]
-            else:
-                gone.append(name)
-        return gone
+        return list(known.keys() - seen.keys())
 
     def _entries(self, columns: str, keys: Iterable[str]) -> Iterator[tuple[Any, ...]]:
         """These columns of the entries of `keys`."""
         coming = map(bytes.fromhex, keys)
         while part := list(islice(coming, ASKED)):
-            yield from self.db.execute(
-                f"SELECT {columns} FROM entries WHERE key IN ({','.join('?' * len(part))})", part
-            )
+            marks = ",".join("?" * len(part))
+            yield from self.db.execute(f"SELECT {columns} FROM entries WHERE key IN ({marks})", part)
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.folder).as_posix()

@@ -18,6 +18,7 @@ EXAMPLES = 3
 FIRST = "first run under this name"
 LOST = "not in the cache: an earlier run ended early, or the value was removed or damaged"
 NEW_ROW = "new row"
+LABELS = {"view": "view (--crops, --flip)"}
 NEW_VALUE = "not part of the earlier plan"
 
 
@@ -109,7 +110,7 @@ class _Comparison:
             elif name == "view" and entry.size != before.size and not self._windows_changed():
                 pass  # it follows from the size
             elif entry.inputs.get(name) != before.inputs.get(name):
-                found.append(f"{name} (source bytes)" if name in self._files else name)
+                found.append(f"{name} (source bytes)" if name in self._files else LABELS.get(name, name))
         return found
 
     def _windows_changed(self) -> bool:

@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dsplit.cache import shards
+from dsplit.cache.earlier import Earlier
 from dsplit.cache.gc import run_gc
 from dsplit.cache.keys import key_of
 from dsplit.cache.manifest import line_of, manifest_path
@@ -39,7 +40,13 @@ def outside(folder: Path) -> set[str]:
 def bears(out: Path, act: Callable[[], Any]) -> None:
     """All that reads a cache says a clear error or works, and leaves everything around it as it was."""
     before = outside(out) | {"holds"}
-    for work in (act, lambda: run_status(out), lambda: run_verify(out), lambda: run_gc(out, remove=False)):
+    for work in (
+        act,
+        lambda: Earlier(manifest_path(out, "default")),
+        lambda: run_status(out),
+        lambda: run_verify(out),
+        lambda: run_gc(out, remove=False),
+    ):
         with contextlib.suppress(DsplitError):
             work()
     assert outside(out) <= before

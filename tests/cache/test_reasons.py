@@ -69,6 +69,13 @@ def test_a_new_row_at_the_top_is_new_and_the_others_are_not(copy: tuple[Path, Pa
     }
 
 
+def test_an_edited_caption_that_a_new_row_has_too(copy: tuple[Path, Path]) -> None:
+    tiny.picture(copy[0].parent / "new.png", (64, 64), seed=50)
+    head, rest = copy[0].read_text().split("\n", 1)
+    copy[0].write_text(f"{head}\nnew.png,a green square\n{rest.replace('a blue square', 'a green square')}")
+    assert why(copy[1], copy[0]) == {("encode_image", NEW_ROW): (1, ["2"]), ("encode_prompt", "prompt"): (1, ["2"])}
+
+
 def test_another_size_and_another_dtype(copy: tuple[Path, Path]) -> None:
     assert why(copy[1], copy[0], resolution="32x32") == {("encode_image", "size"): (4, ["2", "3", "4"])}
     changed = "dtype: float32 -> bfloat16"

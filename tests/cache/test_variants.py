@@ -14,6 +14,7 @@ import torch
 from dsplit.cache.draft import write_manifest
 from dsplit.cache.gc import run_gc
 from dsplit.cache.manifest import Manifest, manifest_path, read_manifest
+from dsplit.cache.reasons import LABELS
 from dsplit.cache.rows import CachedRows
 from dsplit.cache.status import run_status
 from dsplit.cache.store import Store
@@ -102,12 +103,14 @@ def test_another_caption_costs_one_encode_and_no_latent(made: Any) -> None:
 def test_other_windows_are_told_from_another_size(made: Any) -> None:
     metadata, out, _ = made
     more = {**WINDOWS, "crops": 3}
-    assert [(r["changed"], r["values"]) for r in cache(out, metadata, why=True, **more)["why"]] == [(("view",), 6)]
+    assert [(r["changed"], r["values"]) for r in cache(out, metadata, why=True, **more)["why"]] == [
+        ((LABELS["view"],), 6)
+    ]
     smaller = {**WINDOWS, "resolution": "16x16"}
     assert [(r["changed"], r["values"]) for r in cache(out, metadata, why=True, **smaller)["why"]] == [(("size",), 12)]
     both = {"resolution": "16x16"}
     found = cache(out, metadata, why=True, **both)["why"]
-    assert [(r["changed"], r["values"]) for r in found] == [(("size", "view"), 3)]
+    assert [(r["changed"], r["values"]) for r in found] == [(("size", LABELS["view"]), 3)]
 
 
 def test_every_variant_counts_as_part_of_its_row(made: Any) -> None:

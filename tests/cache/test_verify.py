@@ -36,6 +36,7 @@ HEADER = {
     "columns": [],
     "axes": {},
     "empty_prompt": {},
+    "data": {},
 }
 VALUES = {f"{n:032x}": torch.full((3,), float(n)) for n in range(3)}
 

@@ -22,6 +22,7 @@ from safetensors.torch import load_file
 from dsplit.training import lora_files
 from tests import tiny
 from tests.commandline import MODEL, Dsplit, cache_words, names_below
+from tests.training.conftest import metrics
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 1104\n" % (b"0" * 64)
 WEIGHTS = Path("transformer", "diffusion_pytorch_model.safetensors")
@@ -213,7 +214,7 @@ def test_e02_workers_that_are_spawned(dsplit: Dsplit, tmp_path: Path) -> None:
     here = dsplit(*train_words(tmp_path / "cache", tmp_path / "a", "--workers", 0)).result
     done = launch(train_words(tmp_path / "cache", tmp_path / "b", "--workers", 2), PYTHONPATH=path)
     assert done.returncode == 0, done.stderr
-    assert (tmp_path / "a" / "metrics.jsonl").read_bytes() == (tmp_path / "b" / "metrics.jsonl").read_bytes()
+    assert metrics(tmp_path / "a") == metrics(tmp_path / "b")
     assert json.loads(done.stdout)["last_loss"] == here["last_loss"]
     assert done.stderr.count("train: 2/2 steps") == 1
 

@@ -86,8 +86,8 @@ def _train(
         processes.world,
     )
     total = train.max_steps or order.steps_per_epoch * train.epochs
-    if state and (done := step_of(state)) >= total:
-        raise TrainingError(f"{state}: nothing is left to do, it is after step {done} of {total}; state a --max-steps")
+    if state and (done := step_of(state)) > total:
+        raise TrainingError(f"{state}: is after step {done}, and the run ends at step {total}; state a --max-steps")
     _say_plan(job, order, total, train, device)
     dtypes = {name: method.dtype or job.dtype if name in job.trained else job.dtype for name in job.loaded}
     job.components.update({name: load_component(job.model, name, dtype, device) for name, dtype in dtypes.items()})

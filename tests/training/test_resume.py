@@ -94,6 +94,15 @@ def test_which_states_and_checkpoints_are_kept(three, tmp_path):
     ]
 
 
+def test_a_run_that_is_complete_stays_as_it_is(three, tmp_path):
+    three.train(tmp_path, max_steps=2)
+    before, lines = last(tmp_path), metrics(tmp_path)
+    assert three.train(tmp_path, max_steps=2, resume="latest")["steps"] == 2
+    assert (metrics(tmp_path), same(last(tmp_path), before)) == (lines, True)
+    with pytest.raises(TrainingError, match="is after step 2, and the run ends at step 1; state a --max-steps"):
+        three.train(tmp_path, max_steps=1, resume="latest")
+
+
 def test_states_that_cannot_be_used_are_refused(three, tmp_path):
     with pytest.raises(TrainingError, match="holds no state to go on from"):
         three.train(tmp_path / "none", max_steps=2, resume="latest")
@@ -101,8 +110,6 @@ def test_states_that_cannot_be_used_are_refused(three, tmp_path):
     three.train(out, max_steps=1)
     with pytest.raises(TrainingError, match=r"other weights are trained:\n.*saved 4x128, requested 2x128"):
         three.train(out, max_steps=2, rank=2, resume="latest")
-    with pytest.raises(TrainingError, match="nothing is left to do, it is after step 1 of 1; state a --max-steps"):
-        three.train(out, max_steps=1, resume="latest")
     with pytest.raises(TrainingError, match="batches per step: saved 1, requested 2"):
         three.train(out, max_steps=2, gradient_accumulation_steps=2, resume="latest")
     (out / "state/step-1/optimizer.safetensors").write_bytes(b"cut")
